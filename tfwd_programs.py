@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -62,15 +63,38 @@ def pretrained() -> None:
     _run("conversion.command_line")
 
 
+# The packages of the extra `programs`, by the names that are imported.
+PACKAGES = {
+    "absl": "absl-py",
+    "matplotlib": "matplotlib",
+    "ml_collections": "ml-collections",
+    "rich": "rich",
+    "tensorboard": "tensorboard",
+}
+
+
 def _run(program: str) -> None:
     try:
         open_closed_streams()
+        check_packages()
         quiet_tensorflow()
         module = importlib.import_module(f"tfwd.{program}")
     except KeyboardInterrupt:  # the program itself handles it
         print("stopped", file=sys.stderr)
         sys.exit(130)
     module.run()
+
+
+def check_packages() -> None:
+    """Ends the process with one line if packages of the extra `programs` are missing."""
+    missing = [name for module, name in PACKAGES.items() if not importlib.util.find_spec(module)]
+    if missing:
+        print(
+            f"error: {os.path.basename(sys.argv[0])} needs {', '.join(missing)}: in a checkout of "
+            "tfwd, pip install '.[programs]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 def open_closed_streams() -> None:

@@ -1,7 +1,7 @@
 """Macros of this repository's BUILD files."""
 
 # Folders that setup.py installs inside tfwd.
-_MOVED = ("layers/", "optimizers/")
+_MOVED = ("layers/", "optimizers/", "configs/")
 
 def _installed_impl(ctx):
     links = []
@@ -76,8 +76,7 @@ def program(name, function):
         visibility = ["//visibility:public"],
         deps = [
             "//:conversion",
-            "//:finetune",
-            "//:lm",
+            "//:named_configs",
         ],
     )
 

@@ -2,7 +2,7 @@
 
     python benchmarks/lm_step.py
 
-The model and the step of `tfwd-train --config=configs/awd_lstm_ptb.py`: 24 million weights, 10,000
+The model and the step of `tfwd-train --config=awd_lstm_ptb`: 24 million weights, 10,000
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
 side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, both
 sides must have equally many weights (without PyTorch's second biases), and begin with the loss of

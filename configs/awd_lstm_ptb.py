@@ -1,6 +1,6 @@
 """The AWD-LSTM of Merity, Keskar and Socher (2017) for the Penn Treebank, with published values.
 
-    tfwd-train --config=configs/awd_lstm_ptb.py --config.data.path=FOLDER --workdir=runs/ptb
+    tfwd-train --config=awd_lstm_ptb --config.data.path=FOLDER --workdir=runs/ptb
 
 FOLDER has the Penn Treebank in Mikolov's preparation: train.txt, valid.txt and test.txt, or
 ptb.train.txt and so on. It has 10,000 words. Rare words are already replaced.

@@ -1,6 +1,6 @@
 """The AWD-LSTM of Merity, Keskar and Socher (2017) for WikiText-2, with published values.
 
-    tfwd-train --config=configs/awd_lstm_wikitext2.py --config.data.path=FOLDER --workdir=runs/wt2
+    tfwd-train --config=awd_lstm_wikitext2 --config.data.path=FOLDER --workdir=runs/wt2
 
 FOLDER has WikiText-2: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. It has 33,278
 words. Rare words are already replaced.

@@ -1,7 +1,7 @@
 """A character model with two LSTM layers. The default text is the one that comes with Python.
 
-    tfwd-train --config=configs/char.py --workdir=runs/char
-    tfwd-train --config=configs/char.py --config.data.path=FILE.txt --workdir=runs/plays
+    tfwd-train --config=char --workdir=runs/char
+    tfwd-train --config=char --config.data.path=FILE.txt --workdir=runs/plays
 
 One text file is split by position, with 90 % for training. There are few characters, and each
 occurs often. Dropping rows of the embedding, or tying the softmax to the embedding, therefore helps

@@ -1,6 +1,6 @@
 """Fine-tuning of a small BERT on docstrings of Python's library. `make finetune` runs it.
 
-    tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
+    tfwd-finetune --config=finetune --workdir=runs/finetune
 
 The task is to predict the area of the standard library from a docstring. The texts are docstrings
 of six areas (877 for training). They come with every Python, so no text is downloaded. The

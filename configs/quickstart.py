@@ -1,6 +1,6 @@
 """A small AWD-LSTM on the text that comes with Python. `make train` runs it.
 
-    tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
+    tfwd-train --config=quickstart --workdir=runs/quickstart
 
 The text is the topics of Python's reference manual (about 65,000 words). It comes with every
 Python, so nothing is downloaded. The run should end within three minutes on two cores. The text is

@@ -1,6 +1,6 @@
 """Two LSTM layers of 300 and 150 units on a small word-level text, such as a part of WikiText-2.
 
-    tfwd-train --config=configs/wikitext2_small.py --config.data.path=FOLDER --workdir=runs/small
+    tfwd-train --config=wikitext2_small --config.data.path=FOLDER --workdir=runs/small
 
 FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in total. A model of
 this size overfits on so little text, so it needs dropout. Weight dropout is as in the AWD-LSTM

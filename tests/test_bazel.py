@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MOVED = ("layers/", "optimizers/")
+MOVED = ("layers/", "optimizers/", "configs/")
 
 
 def read(package: Path, kind: str) -> dict[str, dict]:
@@ -75,7 +75,7 @@ def with_deps(name: str) -> set[str]:
 
 def test_every_source_has_one_target() -> None:
     sources = ["tfwd/py.typed", "tfwd_programs.py"]
-    for folder in ("tfwd", "layers", "optimizers"):
+    for folder in ("tfwd", "layers", "optimizers", "configs"):
         sources += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")]
     given = [source for target in CONCEPTS.values() for source in target["srcs"]]
     assert Counter(given) == Counter(sources)

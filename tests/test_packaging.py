@@ -3,22 +3,30 @@
 import ast
 import json
 import os
+import re
+import subprocess
 import sys
 import sysconfig
+import tarfile
+import venv
 import zipfile
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from stacks import once
 from wheels import built, run
+
+import tfwd
 
 pytestmark = pytest.mark.slow
 
-MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers"}
+MOVED = {"layers": "tfwd/layers", "optimizers": "tfwd/optimizers", "configs": "tfwd/configs"}
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, sys
-names = ["tfwd", "tfwd.layers", "tfwd.optimizers", "tfwd.runs", "tfwd.lm", "tfwd.finetune"]
+names = ["tfwd"]
+names += [f"tfwd.{n}" for n in ("configs", "layers", "optimizers", "runs", "lm", "finetune")]
 files = {name: importlib.import_module(name).__file__ for name in names}
 bare = [name for name in ("layers", "optimizers") if importlib.util.find_spec(name)]
 json.dump({"files": files, "bare": bare}, sys.stdout)
@@ -54,6 +62,32 @@ def test_wheel_holds_every_source_and_nothing_else(wheel: Path, root: Path) -> N
     held = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in held if ".dist-info/" not in name} == expected
     assert any(name.endswith("LICENSE") for name in held)
+
+
+def test_the_sdist_holds_the_same_sources(wheel: Path, root: Path) -> None:
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {"setup.py", "tfwd_programs.py", "tfwd/py.typed", "README.md", "LICENSE"}
+    for folder in ("tfwd", *MOVED):
+        sources |= {path.relative_to(root).as_posix() for path in (root / folder).rglob("*.py")}
+    assert sources | {"CHANGELOG.md", "CITATION.cff"} <= held
+
+
+def test_the_version_is_the_same_everywhere(installed: Path, root: Path) -> None:
+    version = tfwd.__version__
+    assert distribution(installed).version == version
+    assert f"\nversion: {version}\n" in (root / "CITATION.cff").read_text("utf-8")
+    headings = re.findall(r"^## \[(.+?)\]", (root / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert headings[:2] == ["Unreleased", version]
+
+
+def test_a_user_of_the_layers_installs_two_packages(installed: Path) -> None:
+    requires = distribution(installed).requires or []
+    assert sorted(line for line in requires if "extra ==" not in line) == [
+        "numpy>=1.26",
+        "safetensors>=0.8",
+    ]
 
 
 def test_wheel_imports_without_the_checkout(installed: Path, tmp_path: Path) -> None:
@@ -136,3 +170,117 @@ def test_missing_tensorflow_names_both_builds(installed: Path, tmp_path: Path) -
     path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
     message = run(sys.executable, "-S", "-c", code, cwd=tmp_path, PYTHONPATH=path)
     assert "pip install tensorflow, or tensorflow-cpu" in message, message
+
+
+USER = """
+import keras
+import numpy as np
+
+import tfwd
+from tfwd import callbacks, layers, numerics, optimizers
+from tfwd import parametrizations as P
+
+
+def build(rate: float) -> keras.Model:
+    inputs = keras.Input((8,))
+    hidden = layers.WeightDropout(keras.layers.Dense(4), rate=rate)(inputs)
+    model = keras.Model(inputs, layers.VariationalNoise(keras.layers.Dense(1), stddev=0.1)(hidden))
+    model.compile(optimizers.DecoupledWeightDecay(keras.optimizers.Adam(), 0.01), "mse")
+    return model
+
+
+class Halved(P.Parametrization):
+    def __call__(self, weight: object, seed: object) -> object:
+        return weight
+
+
+x = np.zeros((4, 8), "float32")
+model = tfwd.parametrize(build(0.5), {"kernel": P.Chain([P.GaussianNoise(0.1), P.Mixout(0.5)])})
+checks = [callbacks.FiniteCheck(action="skip"), callbacks.GradientSquaredMean(every_n_steps=2)]
+mean, stddev, samples = tfwd.predict_samples(model, x, n=3)
+moments = tfwd.gradients.moments(model, x, x[:, :1], keras.losses.MeanSquaredError())
+report: str = f"{moments.methods} {numerics.summarize(x)} {tfwd.__version__}"
+plain: keras.Model = tfwd.unwrap(model)
+lstm = layers.WeightDropLSTM(4, weight_dropout=0.5)
+"""
+
+
+@once
+def test_a_users_file_passes_strict_mypy(wheel: Path, tmp_path: Path) -> None:
+    # In an environment that has only tfwd. Keras has no types, and NumPy is not installed there.
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    target = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+    )
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir")
+    run(
+        *pip,
+        "install",
+        "--no-deps",
+        "--no-index",
+        "-q",
+        "--target",
+        target.strip(),
+        wheel,
+        cwd=tmp_path,
+    )
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\n[mypy-keras.*,numpy.*]\nignore_missing_imports = true\n"
+    )
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "user.py"]
+    for line, errors in (("", 0), ("wrong: int = tfwd.__version__\n", 1)):
+        (tmp_path / "user.py").write_text(USER + line)
+        done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == errors, done.stdout + done.stderr
+        assert done.stdout.count("error:") == errors, done.stdout
+
+
+TRAIN = """
+import importlib.util, keras, numpy as np, tfwd
+from tfwd import layers
+from tfwd import parametrizations as P
+
+assert not [name for name in ("matplotlib", "ml_collections") if importlib.util.find_spec(name)]
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = tfwd.parametrize(model, {"kernel": P.Dropout(0.5)})
+model.compile("adam", "mse")
+model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0, callbacks=[tfwd.callbacks.FiniteCheck()])
+print(tfwd.__file__)
+"""
+
+
+@once
+def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    environment = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def call(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in command]
+        return subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+        )
+
+    if call(*install, "--dry-run", "absl-py").returncode:
+        pytest.skip("the package index cannot be reached")
+    done = call(*install, f"{wheel}[cpu]")
+    assert done.returncode == 0, done.stderr
+    done = call(python, "-c", TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path / "venv") in done.stdout
+    train = (python.parent / "tfwd-train", "--config=quickstart", "--workdir=run")
+    done = call(*train)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: tfwd-train needs ") and "[programs]" in done.stderr
+
+    done = call(*install, f"{wheel}[cpu,programs]")
+    assert done.returncode == 0, done.stderr
+    short = ("--config.training.epochs=1", "--config.model.hidden_units=(8,)")
+    done = call(*train, *short, "--config.model.embedding_dim=8")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report" / "curves.png").is_file()
+    done = call(python.parent / "tfwd-train", "--config=quikstart", "--workdir=other")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "quickstart" in done.stderr and "awd_lstm_ptb" in done.stderr

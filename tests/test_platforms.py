@@ -16,7 +16,7 @@ from wheels import built
 
 pytestmark = [pytest.mark.slow, once]
 
-DEFAULT = "cpu,tune,finetune,dev"  # the Makefile's EXTRAS
+DEFAULT = "cpu,programs,tune,finetune,dev"  # the Makefile's EXTRAS
 OLDEST, NEWEST = "3.10", "3.13"
 X86_LINUX, ARM_LINUX = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 APPLE, INTEL_MAC = "aarch64-apple-darwin", "x86_64-apple-darwin"

@@ -1,4 +1,4 @@
-"""A wheel of this checkout, for the tests of installed packages.
+"""An sdist and a wheel of this checkout, for the tests of installed packages.
 
 The build works on a copy of the sources, because setuptools writes beside the sources and would
 pack files of an earlier build.
@@ -28,14 +28,16 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def built(temporary: pytest.TempPathFactory) -> Path:
-    """Returns the path of a wheel that is built of this checkout's sources."""
+    """Returns the path of a wheel of this checkout's sources. The sdist is beside it."""
     root = Path(__file__).resolve().parents[1]
     copy = temporary.mktemp("sources")
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tfwd_programs.py"):
-        shutil.copy(root / name, copy)
+    for path in root.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            shutil.copy(path, copy)
     for name in ("tfwd", "layers", "optimizers", "tests", "configs"):
         shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     out = temporary.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, cwd=copy)
+    # Builds the sdist, and then the wheel from the sdist.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=copy)
     (wheel,) = out.glob("*.whl")
     return wheel

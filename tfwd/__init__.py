@@ -13,6 +13,8 @@ weight that a layer computes with. `tfwd.predict_samples` predicts with many dra
 
 from pathlib import Path
 
+__version__ = "0.1.0"  # setup.py reads this line
+
 try:
     import tensorflow  # noqa: F401
 except ModuleNotFoundError as error:
@@ -23,8 +25,8 @@ except ModuleNotFoundError as error:
         "pip install tensorflow, or tensorflow-cpu for the smaller build without GPU support"
     ) from error
 
-# In a checkout tfwd.layers and tfwd.optimizers are beside this folder, not in it. If Python starts
-# at the top of a checkout, it imports this folder and not an installed tfwd.
+# In a checkout tfwd.layers, tfwd.optimizers and tfwd.configs are beside this folder, not in it. If
+# Python starts at the top of a checkout, it imports this folder and not an installed tfwd.
 if not (Path(__file__).parent / "layers").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 
@@ -48,6 +50,7 @@ from tfwd.models import parametrize, unwrap
 from tfwd.monte_carlo import predict_samples
 
 __all__ = [
+    "__version__",
     "added_parametrizations",
     "callbacks",
     "gradients",

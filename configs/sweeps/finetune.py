@@ -1,6 +1,6 @@
 """Sweeps the learning rate and the layer-wise decay of fine-tuning.
 
-tfwd-tune --program=finetune --config=configs/finetune.py --sweep=configs/sweeps/finetune.py \
+tfwd-tune --program=finetune --config=finetune --sweep=finetune \
   --workdir=runs/finetune-rates
 """
 

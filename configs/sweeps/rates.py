@@ -1,6 +1,6 @@
 """Sweeps all dropout rates and the noise of the language model with Hyperband.
 
-    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
+    tfwd-tune --config=quickstart --sweep=rates --workdir=runs/rates
 
 Most trials are short. With the 12 epochs of the quickstart there are 30 trials and 136 epochs in
 total (see --dry_run).

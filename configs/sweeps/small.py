@@ -1,7 +1,7 @@
 """Sweeps two dropout rates in six trials of two epochs. `make sweep` runs it.
 
-    tfwd-tune --config=configs/quickstart.py --config.training.epochs=2 \
-        --sweep=configs/sweeps/small.py --workdir=runs/sweep
+    tfwd-tune --config=quickstart --config.training.epochs=2 \
+        --sweep=small --workdir=runs/sweep
 
 It takes about three minutes on two cores.
 """

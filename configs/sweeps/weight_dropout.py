@@ -1,7 +1,7 @@
 """Sweeps weight dropout alone from 0 to 0.7, each value once.
 
-    tfwd-tune --config=configs/wikitext2_small.py --config.data.path=FOLDER \
-        --sweep=configs/sweeps/weight_dropout.py --workdir=runs/weight_dropout
+    tfwd-tune --config=wikitext2_small --config.data.path=FOLDER \
+        --sweep=weight_dropout --workdir=runs/weight_dropout
 """
 
 from tfwd.lm.sweeps import Float, Sweep

@@ -294,8 +294,8 @@ def test_headers_of_tab_separated_files(tmp_path):
 
 def test_the_config_that_is_missing_is_this_programs(capsys):
     for flags, said in (
-        ([], "error: --config is missing; give a file, as --config=configs/finetune.py\n"),
-        (["--help"], "Python file with get_config(), as configs/finetune.py"),
+        ([], "error: --config is missing; give a name or a file, as --config=finetune\n"),
+        (["--help"], "name of a config of tfwd, as finetune, or Python file"),
     ):
         with pytest.raises(SystemExit):
             app.run(

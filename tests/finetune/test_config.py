@@ -21,7 +21,7 @@ def test_config_and_sweep_files(root):
     spec.loader.exec_module(module)
     config = module.get_config()
     SCHEMA.check(config)
-    assert "tfwd-finetune --config=configs/finetune.py" in module.__doc__
+    assert "tfwd-finetune --config=finetune" in module.__doc__
     sweep = load_sweep(str(root / "configs" / "sweeps" / "finetune.py"), SCHEMA)
     assert check(sweep, config, SCHEMA) == []
 

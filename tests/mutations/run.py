@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from defects import DEFECTS, Defect
 
 ROOT = Path(__file__).resolve().parents[2]
-MOVED = ("layers", "optimizers")
+MOVED = ("layers", "optimizers", "configs")
 # Three times the time of the slowest test on one busy core.
 LIMIT = 900
 # The tests of `make test`, as the Makefile says.

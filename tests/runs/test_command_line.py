@@ -5,7 +5,7 @@ from absl import flags
 
 from tfwd.lm.config import SCHEMA
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings.command_line import parse
+from tfwd.runs.settings.command_line import call_function_in_file, parse
 
 CONFIG = """
 from tfwd.lm.config import default_config
@@ -95,7 +95,7 @@ def test_missing_flags(config_file):
     with pytest.raises(UserError, match="--workdir is missing; see --help"):
         read()
     for arguments in ((), ("--config.data.window=3",), ("--config",)):
-        with pytest.raises(UserError, match="--config is missing; give a file"):
+        with pytest.raises(UserError, match="--config is missing; give a name or a file"):
             read("--workdir=here", *arguments, config=True)
 
 
@@ -166,3 +166,25 @@ def test_arguments_of_the_optimizer_have_their_type(config_file, argument):
     arguments = ["--config.optimizer.name=adam", f"--config.optimizer.kwargs.{argument}"]
     with pytest.raises(UserError, match=rf"^optimizer.kwargs.{argument[:4]}.*: adam takes "):
         read("--workdir=here", f"--config={config_file}", *arguments, config=True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "function"),
+    [("config", "quickstart", "get_config"), ("sweep", "rates", "get_sweep")],
+)
+def test_a_name_stands_for_a_file_of_tfwd(flag, name, function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without configs/
+    assert call_function_in_file(flag, name, function, SCHEMA) is not None
+    # A path works as before, also one that looks like a name.
+    (tmp_path / name).write_text(f"def {function}():\n    return 'from the file'\n")
+    assert call_function_in_file(flag, name, function, SCHEMA) == "from the file"
+
+
+def test_an_unknown_name_lists_the_names():
+    with pytest.raises(UserError) as error:
+        call_function_in_file("config", "quikstart", "get_config", SCHEMA)
+    assert str(error.value) == (
+        "--config=quikstart: there is no such file, and tfwd has no config of this name; give a "
+        "path, or one of these names: awd_lstm_ptb, awd_lstm_wikitext2, char, finetune, "
+        "quickstart, wikitext2_small"
+    )

@@ -24,6 +24,7 @@ from tfwd.numerics.frames import Frame
 from tfwd.numerics.log import Log, check_plot
 from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import NonFiniteError, Report
+from tfwd.optional_packages import require
 
 ACTIONS = ("raise", "skip", "restore")
 
@@ -130,6 +131,11 @@ class FiniteCheck(keras.callbacks.Callback):
         for name, path in (("log_dir", log_dir), ("plot", plot)):
             if path is not None and (not isinstance(path, (str, os.PathLike)) or not str(path)):
                 raise ValueError(f"{name}={path!r}: give a path")
+        if log_dir is not None:
+            require("tensorboard", "FiniteCheck(log_dir=...)", "tensorboard")
+        for name, path in (("log_dir", log_dir), ("plot", plot)):
+            if path is not None:  # the log has the plot too
+                require("matplotlib", f"FiniteCheck({name}=...)", "plots")
         if plot is not None:
             check_plot(plot)
         self._patterns = Patterns("FiniteCheck", exclude=exclude)

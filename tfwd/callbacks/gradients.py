@@ -16,6 +16,7 @@ from tfwd._keras import training as _keras_training
 from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import moments as compute_moments
 from tfwd.gradients import statistics
+from tfwd.optional_packages import require
 
 # Numbers that TensorBoard and the epochs' logs get.
 KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
@@ -94,6 +95,10 @@ class GradientSquaredMean(keras.callbacks.Callback):
         is_int = isinstance(every_n_steps, int) and not isinstance(every_n_steps, bool)
         if not is_int or every_n_steps < 1:
             raise ValueError(f"every_n_steps must be an int of at least 1, got {every_n_steps!r}")
+        if log_dir is not None:
+            require("tensorboard", "GradientSquaredMean(log_dir=...)", "tensorboard")
+        if plot is not None:
+            require("matplotlib", "GradientSquaredMean(plot=...)", "plots")
         self.every_n_steps, self.log_dir, self.plot = every_n_steps, log_dir, plot
         self.loss, self.training_flag, self.chunk_size = loss, training, chunk_size
         self.records: list[statistics.Record] = []

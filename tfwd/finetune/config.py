@@ -154,4 +154,4 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
         )
 
 
-SCHEMA = Schema(KEYS, _check_together, example="configs/finetune.py")
+SCHEMA = Schema(KEYS, _check_together, example="finetune")

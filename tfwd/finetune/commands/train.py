@@ -15,9 +15,9 @@ from tfwd.runs.training import train as training
 ABOUT = """
 Trains a pretrained encoder of the BERT family to classify texts, and shows its results.
 
-    tfwd-finetune --config=configs/finetune.py --workdir=runs/finetune
-    tfwd-finetune --config=configs/finetune.py --workdir=runs/mine --config.data.path=FOLDER
-    tfwd-finetune --config=configs/finetune.py --workdir=runs/five --seeds=5
+    tfwd-finetune --config=finetune --workdir=runs/finetune
+    tfwd-finetune --config=finetune --workdir=runs/mine --config.data.path=FOLDER
+    tfwd-finetune --config=finetune --workdir=runs/five --seeds=5
     tfwd-classify --workdir=runs/mine --text="a text to label"
 
 FOLDER has train.tsv, valid.tsv and test.tsv. Each line has a text, a tab and a label. Files in .csv

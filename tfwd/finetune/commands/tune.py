@@ -14,8 +14,8 @@ from tfwd.runs.sweeps.tune import define
 ABOUT = """
 Searches for the best values of config keys. Each trial is a run of tfwd-finetune.
 
-    tfwd-tune --program=finetune --config=configs/finetune.py --workdir=runs/rates
-      --sweep=configs/sweeps/finetune.py
+    tfwd-tune --program=finetune --config=finetune --workdir=runs/rates
+      --sweep=finetune
 
 The sweep file defines the search:
 

@@ -16,8 +16,8 @@ from tfwd.runs.training.train import define
 ABOUT = """
 Trains an AWD-LSTM language model and shows its results.
 
-    tfwd-train --config=configs/quickstart.py --workdir=runs/quickstart
-    tfwd-train --config=configs/char.py --workdir=runs/mine --config.data.path=FOLDER
+    tfwd-train --config=quickstart --workdir=runs/quickstart
+    tfwd-train --config=char --workdir=runs/mine --config.data.path=FOLDER
 
 The same command resumes a stopped run from its last checkpoint.
 """

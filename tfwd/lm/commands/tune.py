@@ -14,8 +14,8 @@ from tfwd.runs.sweeps.tune import define
 ABOUT = """
 Searches for the best values of config keys. Each trial is a training run. Shows the results.
 
-    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --workdir=runs/rates
-    tfwd-tune --config=configs/quickstart.py --sweep=configs/sweeps/rates.py --dry_run
+    tfwd-tune --config=quickstart --sweep=rates --workdir=runs/rates
+    tfwd-tune --config=quickstart --sweep=rates --dry_run
 
 The sweep file defines the search:
 

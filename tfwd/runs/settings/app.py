@@ -105,8 +105,10 @@ def usage(
     values = define_flags(define)
     lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
     if schema:
-        lines.append("  --config=FILE")
-        lines.append(f"      Python file with get_config(), as {schema.example}")
+        lines.append("  --config=NAME_OR_FILE")
+        lines.append(
+            f"      name of a config of tfwd, as {schema.example}, or Python file with get_config()"
+        )
         lines.append("  --config.KEY=VALUE")
         lines.append("      another value for one key of it; the keys are below")
     for name in values:

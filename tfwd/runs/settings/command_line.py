@@ -17,9 +17,12 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
+import tfwd
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings.config import Schema
 
+# The files that a flag can name, inside tfwd.
+_FOLDERS = {"config": "configs", "sweep": os.path.join("configs", "sweeps")}
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
 
@@ -120,7 +123,7 @@ def _take_config_file(
         else:
             rest.append(argument)
     if not given or given.startswith("-"):
-        raise UserError(f"--config is missing; give a file, as --config={schema.example}")
+        raise UserError(f"--config is missing; give a name or a file, as --config={schema.example}")
     config = call_function_in_file("config", given, "get_config", schema)
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
@@ -135,7 +138,8 @@ def call_function_in_file(flag: str, given: str, function: str, schema: Schema) 
 
     Args:
         flag: str. The flag's name, for messages.
-        given: str. The flag's value: a path. Text after a colon is the function's argument.
+        given: str. The flag's value: a path, or the name of a file in `tfwd.configs`. Text after
+            a colon is the function's argument.
         function: str. The function's name.
         schema: the `Schema` of the configuration, for messages about its keys.
 
@@ -143,6 +147,8 @@ def call_function_in_file(flag: str, given: str, function: str, schema: Schema) 
         UserError: there is no such file, or it raises. The message names the line.
     """
     path, *arguments = given.split(":", 1)
+    if not os.path.exists(path) and path.isidentifier():
+        path = _path_of_name(flag, path, function)
     if not os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -168,6 +174,29 @@ def call_function_in_file(flag: str, given: str, function: str, schema: Schema) 
         if isinstance(error, SystemExit):
             raise UserError(f"{where}: it ends the program; return a value instead") from error
         raise UserError(f"{where}: {reason}") from error
+
+
+def _path_of_name(flag: str, name: str, function: str) -> str:
+    """Returns the path of the file with this name in `tfwd.configs`.
+
+    Raises:
+        UserError: there is no such file. The message lists the names.
+    """
+    # In a checkout, configs/ is beside tfwd/.
+    folders = [os.path.join(place, _FOLDERS[flag]) for place in tfwd.__path__]
+    paths = [
+        os.path.join(folder, file)
+        for folder in folders
+        if os.path.isdir(folder)
+        for file in sorted(os.listdir(folder))
+    ]
+    known = {os.path.basename(p)[: -len(".py")]: p for p in paths if _defines(p, function)}
+    if name not in known:
+        raise UserError(
+            f"--{flag}={name}: there is no such file, and tfwd has no {flag} of this name; "
+            f"give a path, or one of these names: {', '.join(known)}"
+        )
+    return known[name]
 
 
 def _defines(path: str, function: str) -> bool:

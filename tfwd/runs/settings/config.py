@@ -28,7 +28,7 @@ class Schema:
         keys: the rows of the table, by dotted key.
         check_together: function that raises a `UserError` for values that do not fit together. Its
             second argument is True if the configuration is used for training.
-        example: str. A config file of the program, for messages.
+        example: str. The name of a config of the program, for messages.
 
     Example:
     >>> schema = Schema({"training.epochs": Key(20, validators.COUNT, "passes over the text")})
@@ -47,7 +47,7 @@ class Schema:
         check_together: Callable[[ml_collections.ConfigDict, bool], None] = lambda config, train: (
             None
         ),
-        example: str = "configs/quickstart.py",
+        example: str = "quickstart",
     ):
         self.keys = dict(keys)
         self.example = example

@@ -28,7 +28,7 @@ def define(values: flags.FlagValues) -> None:
     def number(name: str, about: str, least: int) -> None:
         flags.DEFINE_integer(name, None, about, lower_bound=least, flag_values=values)
 
-    text("sweep", "", "Python file with get_sweep(), as configs/sweeps/rates.py")
+    text("sweep", "", "name of a sweep of tfwd, as rates, or Python file with get_sweep()")
     text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
     text("method", "", "random, grid, bayesian or hyperband, instead of the sweep file's")
     number("max_trials", "largest number of trials, instead of the sweep file's", 1)
@@ -61,7 +61,7 @@ def main(program: Program, values: flags.FlagValues) -> int:
         if math.isnan(getattr(values, name)):  # NaN is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
-        raise UserError("--sweep is missing; give a file, as --sweep=configs/sweeps/rates.py")
+        raise UserError("--sweep is missing; give a name or a file, as --sweep=rates")
     from tfwd.runs.sweeps.sweep import check, load_sweep
 
     sweep = _with_flags(load_sweep(values.sweep, program.schema), values)

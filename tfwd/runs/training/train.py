@@ -41,8 +41,7 @@ def main(
         work: function that trains in another way than `train`. `train` by default.
     """
     if not values.workdir:
-        name = os.path.splitext(os.path.basename(program.schema.example))[0]
-        raise UserError(f"give a folder for the run, as --workdir=runs/{name}")
+        raise UserError(f"give a folder for the run, as --workdir=runs/{program.schema.example}")
     with StopRequest() as stop:
         try:
             if work is None:
