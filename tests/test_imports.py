@@ -23,7 +23,7 @@ HEIGHTS = {
     1: {"tfwd._keras2", "tfwd._keras3"},
     2: {"tfwd._keras"},
     3: {"tfwd.training_flag"},
-    4: {"tfwd._graph", "tfwd.pretrained"},
+    4: {"tfwd._graph", "tfwd.distribute", "tfwd.pretrained"},
     5: {"tfwd._random", "tfwd._recurrent", "tfwd.finite", "tfwd.rates"},
     6: {"tfwd.parametrizations"},
     7: {"tfwd.layers", "tfwd.optimizers"},

@@ -7,7 +7,8 @@
 
 `tfwd.layers` has the Keras layers. `tfwd.parametrizations` has the functions from a weight to the
 weight that a layer computes with. `tfwd.predict_samples` predicts with many draws of the weights.
-`tfwd.gradients` computes moments of per-example gradients.
+`tfwd.gradients` computes moments of per-example gradients. `tfwd.distribute` trains on several
+machines.
 `tfwd.pretrained` loads weights of published models. `tfwd.lm` is the language model.
 """
 
@@ -32,6 +33,7 @@ if not (Path(__file__).parent / "layers").is_dir():
 
 from tfwd import (
     callbacks,
+    distribute,
     gradients,
     layers,
     metrics,
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "added_parametrizations",
     "callbacks",
+    "distribute",
     "gradients",
     "layers",
     "load_state",

@@ -17,6 +17,7 @@ from tfwd._keras_shared.interception import calls_of, computed_loss, patched
 from tfwd._keras_shared.own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
+from tfwd._keras_shared.workers import gather_bytes, has_workers, is_chief, own_path
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2
@@ -37,6 +38,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         training,
         updates,
         variables,
+        workers,
         wrapped_optimizers,
     )
 else:
@@ -50,6 +52,7 @@ else:
         training,
         updates,
         variables,
+        workers,
         wrapped_optimizers,
     )
 
@@ -61,10 +64,14 @@ __all__ = [
     "computed_loss",
     "copies",
     "formulas",
+    "gather_bytes",
+    "has_workers",
+    "is_chief",
     "is_of_keras",
     "is_own_step",
     "layers",
     "ops",
+    "own_path",
     "patched",
     "present_graph",
     "track",
@@ -72,5 +79,6 @@ __all__ = [
     "untrack",
     "updates",
     "variables",
+    "workers",
     "wrapped_optimizers",
 ]

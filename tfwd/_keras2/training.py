@@ -19,7 +19,6 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.optimizers.legacy import Optimizer as LegacyOptimizer
 from keras.src.engine.compile_utils import LossesContainer
-from keras.src.engine.training import reduce_per_replica
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
@@ -110,13 +109,6 @@ def optimizers(model: keras.Model) -> list[Any]:
 def batch(data: Any) -> Any:
     """Returns a batch of `fit`'s data."""
     return data
-
-
-def reduced(model: keras.Model, logs: Any) -> Any:
-    """Reduces the logs of several replicas as `fit` does."""
-    return reduce_per_replica(
-        logs, model.distribute_strategy, reduction=model.distribute_reduction_method
-    )
 
 
 def _parts(strategy: tf.distribute.Strategy, batch: Any) -> list[Any]:

@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
-from keras.src.backend.tensorflow.trainer import reduce_per_replica
 from keras.src.trainers.compile_utils import CompileLoss
 
 
@@ -89,11 +88,6 @@ def batch(data: Any) -> Any:
     return keras.tree.map_structure(
         lambda part: None if isinstance(part, tf.experimental.Optional) else part, data
     )
-
-
-def reduced(model: keras.Model, logs: Any) -> Any:
-    """Reduces the logs of several replicas as `fit` does."""
-    return reduce_per_replica(logs, model.distribute_strategy, reduction="auto")
 
 
 # With these arguments a backup survives the end of `fit`, and a crash while it is written.

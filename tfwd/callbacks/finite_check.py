@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tfwd.finite import all_finite
 from tfwd.numerics.bad_steps import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.frames import KINDS, Frame
 from tfwd.numerics.log import Log, check_plot
 from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import NonFiniteError, Report
@@ -183,7 +184,11 @@ class FiniteCheck(keras.callbacks.Callback):
         self._policy = self._new_policy()
         self._snapshot = EpochSnapshot(model, self._policy) if self.action == "restore" else None
         if self.log_dir is not None or self.plot is not None:
-            self._log = Log(model, self.log_dir, self.plot, self.log_every_n_steps)
+            log_dir, plot = (
+                None if path is None else _keras.own_path(path, model)
+                for path in (self.log_dir, self.plot)
+            )
+            self._log = Log(model, log_dir, plot, self.log_every_n_steps)
         self._own = _replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
@@ -318,7 +323,24 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._diagnosis is None:
             self._diagnosis = Diagnosis(self.model, self.history, self._ignores)
         before = self._is_first if self.every_n_steps == 1 or self._is_first else None
-        return self._diagnosis(batch, self._step + 1, self._past, before)
+        return self._first_of_workers(self._diagnosis(batch, self._step + 1, self._past, before))
+
+    def _first_of_workers(self, report: Report) -> Report:
+        """Returns the worker's report in which the first non-finite tensor comes earliest.
+
+        Each worker sees its own part of the batch, and all must do the same after the step.
+        """
+        strategy = self.model.distribute_strategy
+        if not _keras.has_workers(strategy):
+            return report
+        content = pickle.dumps(report) if report.first is not None else b""
+        reports: list[Report] = []
+        for worker, found in enumerate(_keras.gather_bytes(strategy, content)):
+            if found:
+                reports.append(pickle.loads(found))
+                reports[-1].worker = worker
+        # The sum of the gradients carries a NaN of one worker to all.
+        return min(reports, key=_kind_of_first, default=report)
 
     def _make_exactly(self, batch: Any, spec: Any) -> Outcome:
         if self._exact is None:
@@ -382,6 +404,10 @@ class FiniteCheck(keras.callbacks.Callback):
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"
         )
+
+
+def _kind_of_first(report: Report) -> int:
+    return KINDS.index(report.first.frame.kind) if report.first is not None else len(KINDS)
 
 
 def _replace_innermost(model: keras.Model, function: Any) -> Any:

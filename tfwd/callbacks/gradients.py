@@ -124,7 +124,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
                 "GradientSquaredMean(loss=...)"
             )
         if self.log_dir is not None:
-            self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
+            self._writer = tf.summary.create_file_writer(_keras.own_path(self.log_dir, self.model))
         if self._fitted is not self.model:
             self.records, self._step, self._fitted = [], 0, self.model
         self._epoch = []
@@ -138,7 +138,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.close()
         if self.plot is not None and self.records:
-            write_plot(self.records, self.plot)
+            write_plot(self.records, _keras.own_path(self.plot, self.model))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Notes that the next call of the training function is from a fit with this callback."""

@@ -56,6 +56,7 @@ class Report:
         found: the measurement of each tensor, in the order of computation.
         causes: the likely causes, the best supported one first.
         replica: int. The first non-finite replica; `None` if there is only one.
+        worker: int. The first worker that found a non-finite tensor; `None` without workers.
         history: int. Number of frames shown before the first non-finite one.
         note: str. A further remark.
         place: str. The position in the training, as "epoch 2, batch 9".
@@ -75,6 +76,7 @@ class Report:
     ):
         self.step, self.replica, self.history, self.note = step, replica, history, note
         self.place = place
+        self.worker: int | None = None
         # (A stable order: within a kind, the order of computation.)
         ahead = ("data", "weight")
         self.found = sorted(
@@ -99,6 +101,8 @@ class Report:
         when = f"step {self.step}"
         if self.replica is not None:
             when += f", replica {self.replica}"
+        if self.worker is not None:
+            when += f", worker {self.worker}"
         if self.place:
             when += f" ({self.place})"
         first = self.first
@@ -129,6 +133,7 @@ class Report:
         return {
             "step": self.step,
             "replica": self.replica,
+            "worker": self.worker,
             "place": self.place,
             "sentence": self.sentence,
             "frames": [

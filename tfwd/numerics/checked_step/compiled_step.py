@@ -133,7 +133,7 @@ class CheckedStep:
             for variable, value in zip(trace.variables, before, strict=True):
                 variable.assign(value)
         return Outcome(
-            _keras_training.reduced(self.model, logs),
+            _keras.workers.reduced(self.model, logs),
             bool(good),
             bool(scaled_down),
             trace.frames,
@@ -189,7 +189,7 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     """Returns the unchecked training step of a compiled model, on a batch with its spec."""
     step = _keras_training.train_step(model)
     function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
-    return lambda data, spec: _keras_training.reduced(model, function(data, spec))
+    return lambda data, spec: _keras.workers.reduced(model, function(data, spec))
 
 
 class _Compiled:

@@ -1,0 +1,231 @@
+"""A training program that the tests of `fit` start once per worker. It writes what it saw as JSON.
+
+It is also run without workers, to compare. The oracle of the plain models is that run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfwd
+from tfwd import layers
+from tfwd import parametrizations as P
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(48, 5)).astype("float32")
+Y = GENERATOR.integers(0, 3, 48)
+
+
+def make(strategy: tf.distribute.Strategy, parts: list[Any], **options: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    with tfwd.distribute.scope(strategy):
+        model = keras.Sequential(parts)
+        options = {
+            "optimizer": keras.optimizers.Adam(0.01),
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+            **options,
+        }
+        model.compile(**options)
+    return model
+
+
+def dense() -> list[Any]:
+    first, second = (keras.initializers.GlorotUniform(seed) for seed in (1, 2))
+    return [
+        keras.layers.Dense(8, activation="relu", kernel_initializer=first),
+        keras.layers.Dense(3, kernel_initializer=second),
+    ]
+
+
+def weights(model: keras.Model) -> list[list[float]]:
+    return [weight.ravel().tolist() for weight in model.get_weights()]
+
+
+def fit(model: keras.Model, callbacks: Any = (), epochs: int = 2, **options: Any) -> dict[str, Any]:
+    history = model.fit(
+        X,
+        Y,
+        batch_size=16,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        validation_data=(X[:20], Y[:20]),
+        validation_batch_size=10,
+        callbacks=list(callbacks),
+        **options,
+    )
+    return history.history
+
+
+def plain(strategy: Any, folder: Path) -> dict[str, Any]:
+    model = make(strategy, dense())  # no input shape: `fit` has to build it
+    history = fit(model)
+    return {
+        "history": history,
+        "weights": weights(model),
+        "evaluate": model.evaluate(X[:30], Y[:30], batch_size=8, verbose=0),
+        "predict": model.predict(X[:13], batch_size=8, verbose=0).tolist(),
+    }
+
+
+def several_steps(strategy: Any, folder: Path) -> dict[str, Any]:
+    model = make(strategy, [keras.Input((5,)), *dense()], steps_per_execution=3)
+    return {"history": fit(model), "weights": weights(model)}
+
+
+def callbacks(strategy: Any, folder: Path) -> dict[str, Any]:
+    def again() -> tuple[keras.Model, dict[str, Any]]:
+        model = make(strategy, [keras.Input((5,)), *dense()])
+        backup = keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False)
+        found = fit(
+            model,
+            [
+                keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True),
+                keras.callbacks.ModelCheckpoint(
+                    folder / "epoch-{epoch}.weights.h5", save_weights_only=True
+                ),
+                backup,
+                keras.callbacks.TensorBoard(folder / "logs"),
+                keras.callbacks.CSVLogger(folder / "log.csv"),
+            ],
+            epochs=again.epochs,
+        )
+        return model, found
+
+    again.epochs = 2  # type: ignore[attr-defined]
+    first, _ = again()
+    again.epochs = 4  # type: ignore[attr-defined]
+    model, history = again()  # resumes from the backup
+    straight = make(strategy, [keras.Input((5,)), *dense()])
+    fit(straight, epochs=4)
+    return {
+        "weights": weights(model),
+        "straight": weights(straight),
+        "resumed_epochs": len(history["loss"]),
+        "first": weights(first),
+    }
+
+
+def in_place(strategy: Any, folder: Path) -> dict[str, Any]:
+    keras.utils.set_random_seed(1)
+    with tfwd.distribute.scope(strategy):
+        inputs = keras.Input((5,))
+        hidden = keras.layers.Dense(8, activation="relu", name="hidden")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(3, name="out")(hidden))
+        tfwd.parametrize(
+            model,
+            {"hidden/kernel": P.Dropout(0.5)},
+            seed=3,
+            share_across_replicas=True,
+            in_place=True,
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        )
+    history = fit(model)
+    return {"history": history, "weights": weights(model)}
+
+
+def wrapped(strategy: Any, folder: Path) -> dict[str, Any]:
+    parts = [
+        keras.Input((5,)),
+        layers.WeightDropout(keras.layers.Dense(8), 0.5, seed=1, share_across_replicas=True),
+        layers.VariationalNoise(keras.layers.Dense(3), 0.1, seed=2, share_across_replicas=True),
+    ]
+    with tfwd.distribute.scope(strategy):
+        optimizer = tfwd.optimizers.DecoupledWeightDecay(keras.optimizers.Adam(0.01), 0.01)
+    model = make(strategy, parts, optimizer=optimizer)
+    return {
+        "history": fit(model),
+        "weights": weights(model),
+        "calls": [layer.calls for layer in model.layers],
+    }
+
+
+def own_masks(strategy: Any, folder: Path) -> dict[str, Any]:
+    parts = [keras.Input((5,)), layers.WeightDropout(keras.layers.Dense(3), 0.5, seed=1)]
+    model = make(strategy, parts)
+    return {"history": fit(model), "weights": weights(model)}
+
+
+def moments(strategy: Any, folder: Path) -> dict[str, Any]:
+    model = make(strategy, [keras.Input((5,)), *dense()])
+    callback = tfwd.callbacks.GradientSquaredMean(
+        log_dir=folder / "moments", plot=folder / "moments.png"
+    )
+    history = fit(model, [callback])
+    records = [{k: v for k, v in one.items() if k != "variables"} for one in callback.records]
+    return {"history": history, "weights": weights(model), "records": records}
+
+
+def averaging(strategy: Any, folder: Path) -> dict[str, Any]:
+    with tfwd.distribute.scope(strategy):
+        optimizer = tfwd.optimizers.NonMonotonicASGD(keras.optimizers.SGD(4.0), 1)
+    model = make(strategy, [keras.Input((5,)), *dense()], optimizer=optimizer)
+    history = fit(model, [tfwd.optimizers.NonMonotonicASGDCallback()], epochs=6)
+    return {
+        "history": history,
+        "weights": weights(model),
+        "triggered": bool(optimizer.triggered),
+    }
+
+
+def not_finite(strategy: Any, folder: Path) -> dict[str, Any]:
+    model = make(strategy, [keras.Input((5,)), *dense()])
+    bad = X.copy()
+    bad[30] = np.nan  # in the second half of batch 2: worker 1 reads it
+    check = tfwd.callbacks.FiniteCheck("skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(bad, Y, batch_size=16, shuffle=False, verbose=0, callbacks=[check])
+    found = {
+        "skipped": check.skipped,
+        "sentences": [report.sentence for report in check.reports],
+        "weights": weights(model),
+    }
+    other = make(strategy, [keras.Input((5,)), *dense()])
+    rows = np.r_[0:16, 32:48]  # what "skip" trains on
+    other.fit(X[rows], Y[rows], batch_size=16, shuffle=False, verbose=0)
+    return {**found, "without_the_batch": weights(other)}
+
+
+SCENARIOS = (
+    plain,
+    several_steps,
+    callbacks,
+    in_place,
+    wrapped,
+    own_masks,
+    moments,
+    averaging,
+    not_finite,
+)
+
+
+def main() -> None:
+    folder, out = Path(sys.argv[1]), sys.argv[2]
+    alone = "TF_CONFIG" not in os.environ
+    strategy: Any = tf.distribute.get_strategy()
+    if not alone:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    chosen = sys.argv[3:] or [scenario.__name__ for scenario in SCENARIOS]
+    found = {}
+    for scenario in SCENARIOS:
+        if scenario.__name__ in chosen:
+            (folder / scenario.__name__).mkdir(parents=True, exist_ok=True)
+            found[scenario.__name__] = scenario(strategy, folder / scenario.__name__)
+    Path(out).write_text(json.dumps(found, default=float), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

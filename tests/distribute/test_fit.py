@@ -1,0 +1,181 @@
+"""`fit` in two processes: the losses and weights of one process on both workers, and callbacks.
+
+The oracle is the same program without workers: Keras's own `fit` in one process. The two processes
+run all scenarios once, because TensorFlow needs seconds to load.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from processes import Processes, finish
+from stacks import needs_keras3
+
+import tfwd
+
+pytestmark = needs_keras3("the errors that tfwd.distribute.scope repairs")
+
+PROGRAM = Path(__file__).with_name("fit_program.py")
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback address that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def start(
+    processes: Processes, folder: Path, out: Path, cluster: dict[str, Any] | None = None
+) -> subprocess.Popen[str]:
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')"
+    )
+    environment = {} if cluster is None else {"TF_CONFIG": json.dumps(cluster)}
+    return processes.python(code, [str(PROGRAM), str(folder), str(out)], environment)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Runs the program alone, and then in two processes. Returns what each has written."""
+    folder = tmp_path_factory.mktemp("fit")
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    clusters = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(2)
+    ]
+    with Processes() as processes:
+        runs = {"alone": start(processes, folder / "alone", folder / "alone.json")}
+        for index, cluster in enumerate(clusters):
+            name = f"worker_{index}"
+            runs[name] = start(processes, folder / "workers", folder / f"{name}.json", cluster)
+        for name, process in runs.items():
+            code, output = finish(process)
+            assert code == 0, f"{name}: {output}"
+    found = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in runs}
+    return {**found, "folder": folder / "workers"}
+
+
+def assert_same(one: Any, other: Any, what: str = "") -> None:
+    """Asserts that two structures have equal numbers up to the order of sums."""
+    if isinstance(one, dict):
+        assert sorted(one) == sorted(other), what
+        for key in one:
+            assert_same(one[key], other[key], f"{what}/{key}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), what
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{what}/{number}")
+    elif isinstance(one, str):
+        assert one == other, what
+    else:
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg=what)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    ["plain", "several_steps", "callbacks", "in_place", "wrapped", "moments", "averaging"],
+)
+def test_two_workers_train_as_one_process(results: dict[str, Any], scenario: str) -> None:
+    assert_same(results["alone"][scenario], results["worker_0"][scenario])
+
+
+def test_workers_have_the_same_bits(results: dict[str, Any]) -> None:
+    # Texts of JSON have all digits of a number.
+    assert json.dumps(results["worker_0"]) == json.dumps(results["worker_1"])
+
+
+def test_the_scenarios_train(results: dict[str, Any]) -> None:
+    """Checks the oracle: losses fall, averaging begins, and masks are drawn."""
+    alone = results["alone"]
+    for scenario in ("plain", "several_steps", "moments"):
+        losses = alone[scenario]["history"]["loss"]
+        assert losses[-1] < losses[0], scenario
+    assert alone["averaging"]["triggered"]
+    assert alone["wrapped"]["calls"] == [6, 6]
+
+
+def test_replicas_draw_their_own_masks_by_default(results: dict[str, Any]) -> None:
+    alone, workers = results["alone"]["own_masks"], results["worker_0"]["own_masks"]
+    difference = max(
+        np.abs(np.subtract(a, b)).max()
+        for a, b in zip(alone["weights"], workers["weights"], strict=True)
+    )
+    assert difference > 1e-3
+
+
+def test_training_resumes_from_the_backup(results: dict[str, Any]) -> None:
+    found = results["worker_0"]["callbacks"]
+    assert found["resumed_epochs"] == 2
+    assert_same(found["weights"], found["straight"])
+
+
+def test_only_the_chief_writes(results: dict[str, Any]) -> None:
+    folder = results["folder"] / "callbacks"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "backup",
+        "best.keras",
+        *(f"epoch-{epoch}.weights.h5" for epoch in range(1, 5)),
+        "log.csv",
+        "logs",
+    ]
+    assert sorted(path.name for path in (folder / "backup").iterdir()) == [
+        "latest.weights.h5",
+        "training_metadata.json",
+    ]
+    # Two fits, of two epochs each after the backup. A second writer would double the lines.
+    assert len((folder / "log.csv").read_text("utf-8").splitlines()) == 3
+    for part in ("train", "validation"):
+        assert len(list((folder / "logs" / part).glob("events*"))) == 2
+    assert len(list((results["folder"] / "moments" / "moments").glob("events*"))) == 1
+    assert (results["folder"] / "moments" / "moments.png").is_file()
+
+
+def test_the_saved_model_has_the_weights(results: dict[str, Any]) -> None:
+    folder = results["folder"] / "callbacks"
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)]
+    )
+    model.load_weights(folder / "epoch-4.weights.h5")
+    expected = results["worker_0"]["callbacks"]["weights"]
+    for weight, values in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(weight.ravel(), np.asarray(values, weight.dtype))
+    assert keras.saving.load_model(folder / "best.keras").count_params() == model.count_params()
+
+
+def test_a_bad_batch_of_one_worker_is_skipped_on_all(results: dict[str, Any]) -> None:
+    for worker in ("worker_0", "worker_1"):
+        found = results[worker]["not_finite"]
+        assert found["skipped"] == 1
+        (sentence,) = found["sentences"]
+        # 5 of the 40 numbers in the worker's half of the batch of 16 rows.
+        assert sentence.startswith("data 'x': 12.50 % non-finite elements (5 NaN"), sentence
+        assert "worker 1" in sentence
+        assert_same(found["weights"], found["without_the_batch"])
+
+
+def test_scope_refuses_other_objects() -> None:
+    refused = pytest.raises(TypeError, match="tf.distribute.Strategy, and got str")
+    with refused, tfwd.distribute.scope("mirrored"):  # type: ignore[arg-type]
+        pass
+
+
+def test_scope_of_one_device_changes_nothing() -> None:
+    before = keras.callbacks.BackupAndRestore.on_train_begin
+    strategy = tf.distribute.get_strategy()
+    with tfwd.distribute.scope(strategy) as opened:
+        assert opened is strategy
+        assert tfwd.distribute.is_chief()
+    assert keras.callbacks.BackupAndRestore.on_train_begin is before

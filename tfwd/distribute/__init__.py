@@ -1,0 +1,77 @@
+"""Trains one Keras model on several GPUs or machines, with TensorFlow's `tf.distribute`.
+
+- `scope` makes `fit` of Keras 3 work under `tf.distribute.MultiWorkerMirroredStrategy`.
+- `is_chief` says whether this process is the one that writes files.
+
+The guide is docs/many_workers.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfwd import _keras
+
+__all__ = ["is_chief", "scope"]
+
+
+@contextlib.contextmanager
+def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
+    """Opens `strategy.scope()`, and makes `fit` work on several workers.
+
+    Keras 3 raises an error in `fit` and `evaluate` under `MultiWorkerMirroredStrategy`
+    (keras-team/keras issue 20585). Call `compile` in this scope, and `fit` inside or outside. The
+    first use with several workers replaces three functions of Keras's trainer in this process.
+    They act as before under any other strategy. With Keras 2.15, nothing has to be replaced.
+
+    Only the chief (worker 0) writes the files of `ModelCheckpoint`, `BackupAndRestore`,
+    `TensorBoard` and `CSVLogger`. The other workers write theirs to a temporary folder, because
+    TensorFlow may need all workers to read a variable. `BackupAndRestore` needs a folder that all
+    workers can read. With `steps_per_execution` above 1, the steps are made one by one.
+
+    Args:
+        strategy: `tf.distribute.Strategy`. Any strategy works.
+
+    Yields:
+        The strategy.
+
+    Raises:
+        TypeError: `strategy` is not a strategy.
+        RuntimeError: tfwd does not know how to repair this release of Keras.
+
+    Example:
+        >>> import keras, tensorflow as tf
+        >>> import tfwd
+        >>> # Instead of the default: tf.distribute.MultiWorkerMirroredStrategy()
+        >>> strategy = tf.distribute.get_strategy()
+        >>> with tfwd.distribute.scope(strategy):
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> _ = model.fit(tf.ones([8, 3]), tf.ones([8, 1]), batch_size=4, verbose=0)
+    """
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise TypeError(
+            f"scope() takes a tf.distribute.Strategy, and got {type(strategy).__name__}: give "
+            "tf.distribute.MultiWorkerMirroredStrategy(), or another strategy"
+        )
+    if _keras.has_workers(strategy):
+        _keras.workers.repair_fit()
+    with strategy.scope():
+        yield strategy
+
+
+def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
+    """Returns True in the process that writes files: worker 0, or any process that is alone.
+
+    Args:
+        strategy: `tf.distribute.Strategy`. The strategy of the present scope by default.
+
+    Example:
+        >>> import tfwd
+        >>> tfwd.distribute.is_chief()
+        True
+    """
+    return _keras.is_chief(tf.distribute.get_strategy() if strategy is None else strategy)
