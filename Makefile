@@ -151,6 +151,8 @@ docs: $(DOCS_STAMP) ## build the site into site/
 	@rm -rf $(DOCS_SOURCES) && mkdir -p $(DOCS_SOURCES)/tfwd
 	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(DOCS_SOURCES)/tfwd
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
+	@! grep -rlE '<(script|img)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*href="?https?:' site --include=*.html || \
+	  { echo "the pages above load files from the network" >&2; exit 1; }
 	@echo "open site/index.html"
 
 # To run some of the scripts: make bench ARGS="draws lm_step".
