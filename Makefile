@@ -1,4 +1,4 @@
-# Every target sets up its requirements in .venv, .venv-addons or, for the benchmarks, .venv-bench. It writes
+# Every target sets up its requirements in .venv, .venv-addons, .venv-bench for the benchmarks, or .venv-docs. It writes
 # nothing outside the checkout. The set-up runs again only if setup.py or pyproject.toml changed, or if
 # the checkout was moved.
 
@@ -20,7 +20,7 @@ NO_ADDONS := $(if $(NO_ADDONS),$(if $(filter linux-x86_64 macosx-%,$(NO_ADDONS))
   wheel for $(NO_ADDONS); it has wheels for x86-64 Linux and for macOS),tensorflow-addons 0.23 has wheels for \
   Python 3.10 and 3.11; install one of them, or name it: ADDONS_PYTHON=python3.11)
 # The extras of the benchmarks, with the libraries that they compare with.
-BENCH_EXTRAS ?= cpu,tune,bench,dev
+BENCH_EXTRAS ?= cpu,programs,tune,bench,dev
 # Further arguments of pip. On Linux, PyTorch has gigabytes of GPU code. Select its build without GPU code with
 # make bench PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
@@ -35,6 +35,8 @@ ADDONS_STAMP := .venv-addons/.installed
 # The environment in which train and sweep run.
 USED := $(if $(filter addons,$(STACK)),.venv-addons,.venv)
 BENCH_STAMP := .venv-bench/.installed
+DOCS_STAMP := .venv-docs/.installed
+DOCS_SOURCES := .venv-docs/sources
 TYPED := .venv/typed
 
 # Otherwise Keras and matplotlib would write to the home folder, and read settings there.
@@ -51,7 +53,7 @@ CHECK_VERSION := import sys; v = sys.version_info[:2]; \
 .DELETE_ON_ERROR:
 .PHONY: help setup train finetune sweep test test-all test-addons test-slow slow-addons soak no-addons test-peers
 .PHONY: test-mutations fuzz
-.PHONY: bazel-test lint bench clean distclean
+.PHONY: bazel-test lint docs bench clean distclean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -144,6 +146,15 @@ lint: $(STAMP) ## check style, format and types
 	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(TYPED)/tfwd
 	cd $(TYPED) && ../bin/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p tfwd
 
+# The reference is made from the sources, without importing them. mkdocstrings needs them under their installed names.
+docs: $(DOCS_STAMP) ## build the site into site/
+	@rm -rf $(DOCS_SOURCES) && mkdir -p $(DOCS_SOURCES)/tfwd
+	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(DOCS_SOURCES)/tfwd
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
+	@! grep -rlE '<(script|img)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*href="?https?:' site --include=*.html || \
+	  { echo "the pages above load files from the network" >&2; exit 1; }
+	@echo "open site/index.html"
+
 # To run some of the scripts: make bench ARGS="draws lm_step".
 bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras
 bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
@@ -157,17 +168,17 @@ test-peers: $(BENCH_STAMP) ## run the tests with PyTorch and keras-hub, in the e
 	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py tests/test_keras_hub.py \
 	  "tests/test_examples.py::test_an_example[keras_hub_in_place]" $(ARGS)
 
-clean: ## remove caches and builds; .venv, .venv-addons, .venv-bench and runs stay
+clean: ## remove caches and builds; environments and runs stay
 	@[ ! -d .bazel ] || chmod -R u+w .bazel
 	find . -maxdepth 1 -name 'bazel-*' -type l -exec rm {} +
-	rm -rf .bazel build dist ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
+	rm -rf .bazel build dist site ./*.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache $(TYPED)
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv, .venv-addons and .venv-bench too
-	rm -rf .venv .venv-addons .venv-bench
+distclean: clean ## remove the environments too
+	rm -rf .venv .venv-addons .venv-bench .venv-docs
 
 # A stamp contains the path of the checkout, because a virtual environment does not work after a move.
-MOVED := $(shell for stamp in $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP); do \
+MOVED := $(shell for stamp in $(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP) $(DOCS_STAMP); do \
   [ "$$(cat $$stamp 2>/dev/null)" = "$(CURDIR)" ] || echo $$stamp; done)
 $(MOVED): FORCE
 FORCE:
@@ -177,6 +188,7 @@ $(ADDONS_STAMP): WANTED = $(ADDONS_EXTRAS)
 $(ADDONS_STAMP): PYTHON := $(ADDONS_PYTHON)
 $(ADDONS_STAMP): MISSING = $(NO_ADDONS)
 $(BENCH_STAMP): WANTED = $(BENCH_EXTRAS)
+$(DOCS_STAMP): WANTED = docs
 # These are installed without dependencies. keras-hub and tensorflow-text would install a second build of TensorFlow,
 # and the model an unused library. tensorflow-text must have TensorFlow's minor version. keras-hub tokenizes with it.
 TEXT := import importlib.metadata as m; \
@@ -188,7 +200,7 @@ $(BENCH_STAMP): ALONE = "keras-hub>=0.21" "tensorflow-text==$$($*/bin/python -c 
 
 # The stamp is written last, so a failed set-up leaves no stamp. A system without ensurepip leaves a .venv without
 # pip. Such a .venv is created again, like a .venv that was moved.
-$(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP): %/.installed: setup.py pyproject.toml
+$(STAMP) $(ADDONS_STAMP) $(BENCH_STAMP) $(DOCS_STAMP): %/.installed: setup.py pyproject.toml
 	@$(if $(MISSING),echo "cannot set up $*: $(MISSING)" >&2; exit 1)
 	@if [ -e $@ ] && [ "$$(cat $@)" != "$(CURDIR)" ] || ! $*/bin/python -m pip -V >/dev/null 2>&1; \
 	then \

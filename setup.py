@@ -91,7 +91,7 @@ setup(
             "transformers>=4.40",
         ],
         # The site, for `make docs`. It needs no TensorFlow.
-        "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.29"],
+        "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.29", "ruff>=0.9"],
         "dev": [
             "build>=1.2",
             "hypothesis>=6.100",

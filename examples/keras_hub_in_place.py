@@ -12,6 +12,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from matplotlib.figure import Figure
 
 import tfwd
 from tfwd import parametrizations as P
@@ -59,7 +60,7 @@ def make_classifier() -> keras_hub.models.BertTextClassifier:
     )
 
 
-def main(epochs: int = 6) -> float:
+def main(folder: str | Path = ".", epochs: int = 6) -> float:
     """Trains, saves and loads, and returns the accuracy on new texts."""
     keras.utils.set_random_seed(0)
     classifier = make_classifier()
@@ -67,7 +68,12 @@ def main(epochs: int = 6) -> float:
     parts = {"(query|key|value)/kernel": P.Dropout(0.1), "token_embedding/.*": P.Dropout(0.05)}
     tfwd.parametrize(classifier, parts, seed=1, in_place=True)
     print(tfwd.parametrizations.table(classifier))
-    classifier.fit(*texts(1000, 1), batch_size=50, epochs=epochs, shuffle=False, verbose=2)
+    fit = classifier.fit(*texts(1000, 1), batch_size=50, epochs=epochs, shuffle=False, verbose=0)
+    figure = Figure((6, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, epochs + 1), fit.history["loss"])
+    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+    figure.savefig(Path(folder, "keras_hub_in_place.png"), dpi=120)
 
     tfwd.unwrap(classifier)
     file = Path(tempfile.mkdtemp(), "plain.keras")
@@ -75,8 +81,10 @@ def main(epochs: int = 6) -> float:
     plain = keras.saving.load_model(file, compile=False)  # needs no tfwd
     plain.compile()
     new, labels = texts(200, 2)
-    return float((plain.predict(new, verbose=0).argmax(1) == labels).mean())
+    accuracy = float((plain.predict(new, verbose=0).argmax(1) == labels).mean())
+    print(f"\naccuracy on new texts, of the plain model from the file: {accuracy:.2f}")
+    return accuracy
 
 
 if __name__ == "__main__":
-    print(f"accuracy on new texts: {main():.2f}")
+    main(*sys.argv[1:])

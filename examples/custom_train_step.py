@@ -1,13 +1,17 @@
 """Weight dropout in a variational autoencoder, which has its own class, `train_step` and methods.
 
-    python examples/in_place.py
+    python examples/custom_train_step.py
 
 The model stays the same object. Its own step trains it. Its files equal the plain model's files.
 """
 
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
+from matplotlib.figure import Figure
 
 import tfwd
 from tfwd import parametrizations as P
@@ -66,7 +70,7 @@ def explained(model: Autoencoder, x: np.ndarray) -> float:
     return float(1 - np.mean((model(x)[0] - x) ** 2) / x.var())
 
 
-def main(epochs: int = 30) -> float:
+def main(folder: str | Path = ".", epochs: int = 30) -> float:
     """Trains, and returns the share of the variance of new rows that the model rebuilds."""
     keras.utils.set_random_seed(0)
     train, new = rows(2000, 1), rows(500, 3)
@@ -75,11 +79,18 @@ def main(epochs: int = 30) -> float:
     model.compile(keras.optimizers.Adam(3e-3))
     tfwd.parametrize(model, {"decoder/.*kernel": P.Dropout(0.05)}, seed=1, in_place=True)
     print(tfwd.parametrizations.table(model))
-    model.fit(train, epochs=epochs, batch_size=50, verbose=2)
+    losses = model.fit(train, epochs=epochs, batch_size=50, verbose=0).history["loss"]
+    print(f"loss of the first epoch {losses[0]:.3f}, of the last {losses[-1]:.3f}")
     print("the first numbers of two new rows:", model.generate(2)[:, :4].round(2), sep="\n")
     tfwd.unwrap(model)  # removes the dropout: `model.save` writes the file of the plain model
-    return explained(model, new)
+    figure = Figure((6, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, epochs + 1), losses)
+    axes.set(xlabel="epoch", ylabel="loss", ylim=(0, None))
+    figure.savefig(Path(folder, "custom_train_step.png"), dpi=120)
+    print(f"share of the variance of new rows: {(share := explained(model, new)):.2f}")
+    return share
 
 
 if __name__ == "__main__":
-    print(f"share of the variance of new rows: {main():.2f}")
+    main(*sys.argv[1:])
