@@ -18,6 +18,7 @@ REACHED = {
     "pretrained_parts": 0.05,
     "sweep": 0.5,
     "text_classifier": 0.8,
+    "two_workers": 1.5,
     "uncertainty": 0.95,
 }
 PAGES = FOLDER.parent / "docs" / "examples"

@@ -17,6 +17,7 @@ SLOW = {"README.md"}
 SLOW |= {f"docs/{name}.md" for name in ("non_finite", "optimizers", "tuning", "uncertainty")}
 PUBLIC = {
     "tfwd.callbacks",
+    "tfwd.distribute",
     "tfwd.gradients",
     "tfwd.layers",
     "tfwd.layers.transformer",

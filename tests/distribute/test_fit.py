@@ -179,3 +179,18 @@ def test_scope_of_one_device_changes_nothing() -> None:
         assert opened is strategy
         assert tfwd.distribute.is_chief()
     assert keras.callbacks.BackupAndRestore.on_train_begin is before
+
+
+def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
+    program = PROGRAM.parents[2] / "docs" / "workers.py"
+    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with Processes() as processes:
+        both = [
+            processes.python(code, [str(program), index, *addresses], cwd=tmp_path)
+            for index in ("0", "1")
+        ]
+        ends = [finish(process) for process in both]
+    assert [code for code, _ in ends] == [0, 0], ends
+    losses = [output.splitlines()[-1] for _, output in ends]
+    assert losses[0].startswith("loss ") and losses[0] == losses[1]
