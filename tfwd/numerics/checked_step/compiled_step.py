@@ -149,7 +149,8 @@ class CheckedStep:
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
-        if past_methods and self.model.built:  # the optimizer's variables are then known
+        # The optimizer's variables are then known. Of several optimizers, each has its own weights.
+        if past_methods and self.model.built and len(optimizers) == 1:
             with tf.init_scope():
                 for optimizer in optimizers:
                     _keras_training.build_optimizer(optimizer, self.model.trainable_variables)
