@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     single = any("[" in argument for argument in config.args)
     tiers.mark_extended_rows(items, check=not single and not IS_KERAS_2)
     if "ONEDNN_MAX_CPU_ISA" in os.environ:
-        tiers.skip_bfloat16(items)
+        tiers.skip_half_precision(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,8 +1,10 @@
 """Marks of tests by target, and the memory of the workers."""
 
+import contextlib
 import re
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -34,15 +36,20 @@ def mark_extended_rows(items: list[pytest.Item], check: bool) -> None:
                 )
 
 
-def skip_bfloat16(items: list[pytest.Item]) -> None:
-    """Skips tests in bfloat16 on an AVX-512 processor that computes as one without.
+def skip_half_precision(items: list[pytest.Item]) -> None:
+    """Skips tests in half precision on an AVX-512 processor that computes as one without.
 
     TensorFlow asks the processor for AVX-512, and oneDNN obeys the setting. So a product of two
-    bfloat16 matrices, `tf.matmul(x, x)`, ends the process, also without tfwd.
+    bfloat16 matrices, `tf.matmul(x, x)`, ends the process, also without tfwd. On processors with
+    AVX-512 for float16, a product of two float16 matrices does so too.
     """
-    reason = "TensorFlow's bfloat16 products end the process under ONEDNN_MAX_CPU_ISA"
+    dtypes = ["bfloat16"]
+    with contextlib.suppress(OSError):  # only Linux has the file
+        if "avx512_fp16" in Path("/proc/cpuinfo").read_text("utf-8").split():
+            dtypes.append("float16")
+    reason = "TensorFlow's products in half precision end the process under ONEDNN_MAX_CPU_ISA"
     for item in items:
-        if "bfloat16" in item.nodeid or item.get_closest_marker("bfloat16"):
+        if any(dtype in item.nodeid or item.get_closest_marker(dtype) for dtype in dtypes):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -94,6 +94,7 @@ def test_two_replicas_leave_a_step_out_together():
     same(state(bad), state(good))
 
 
+@pytest.mark.float16
 def test_a_scale_that_is_lowered_is_no_error():
     policy = keras.mixed_precision.Policy if IS_KERAS_2 else keras.DTypePolicy
     policy = policy("mixed_float16")

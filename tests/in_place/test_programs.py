@@ -121,6 +121,7 @@ def test_two_threads() -> None:
         assert sum(np.allclose(one, expected, rtol=1e-4, atol=1e-5) for one in found) == 1
 
 
+@pytest.mark.float16
 def test_scaled_losses() -> None:
     """Compares a step of float16 with float32."""
     found = []
@@ -165,6 +166,7 @@ def test_replicas_of_a_model(inside: bool) -> None:
     np.testing.assert_allclose(one, X @ kernel, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.float16
 def test_mixed_precision() -> None:
     keras.config.set_dtype_policy("mixed_float16")
     model = made(lambda: keras.Sequential([keras.Input((8,)), DENSE(32), DENSE(1)]))

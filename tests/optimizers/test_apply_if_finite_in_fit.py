@@ -98,6 +98,7 @@ def test_finite_steps_are_as_without(compiled):
     check(train(ApplyIfFinite), train(lambda optimizer: optimizer))
 
 
+@pytest.mark.float16
 def test_fit_in_half_precision():
     """Checks half precision, where Keras adds a loss scale that skips the step."""
     keras.config.set_dtype_policy("mixed_float16")
