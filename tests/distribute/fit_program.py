@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -199,6 +200,27 @@ def not_finite(strategy: Any, folder: Path) -> dict[str, Any]:
     return {**found, "without_the_batch": weights(other)}
 
 
+class EndsItself(keras.callbacks.Callback):
+    """Sends this process SIGKILL in the second step of the third epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.epoch == 2 and batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(strategy: Any, folder: Path) -> dict[str, Any]:
+    model = make(strategy, [keras.Input((5,)), *dense()])
+    parts = [keras.callbacks.BackupAndRestore(folder / "backup", double_checkpoint=True)]
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    if os.environ.get("KILLED") == str(index):
+        parts.append(EndsItself())
+    history = fit(model, parts, epochs=4)
+    return {"weights": weights(model), "epochs": len(history["loss"])}
+
+
 SCENARIOS = (
     plain,
     several_steps,
@@ -220,7 +242,7 @@ def main() -> None:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     chosen = sys.argv[3:] or [scenario.__name__ for scenario in SCENARIOS]
     found = {}
-    for scenario in SCENARIOS:
+    for scenario in (*SCENARIOS, killed):
         if scenario.__name__ in chosen:
             (folder / scenario.__name__).mkdir(parents=True, exist_ok=True)
             found[scenario.__name__] = scenario(strategy, folder / scenario.__name__)

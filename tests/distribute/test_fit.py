@@ -7,8 +7,10 @@ run all scenarios once, because TensorFlow needs seconds to load.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +40,36 @@ def free_ports(count: int) -> list[int]:
 
 
 def start(
-    processes: Processes, folder: Path, out: Path, cluster: dict[str, Any] | None = None
+    processes: Processes,
+    folder: Path,
+    out: Path,
+    cluster: dict[str, Any] | None = None,
+    scenarios: Sequence[str] = (),
+    **variables: str,
 ) -> subprocess.Popen[str]:
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')"
     )
-    environment = {} if cluster is None else {"TF_CONFIG": json.dumps(cluster)}
-    return processes.python(code, [str(PROGRAM), str(folder), str(out)], environment)
+    environment = variables if cluster is None else {"TF_CONFIG": json.dumps(cluster), **variables}
+    return processes.python(code, [str(PROGRAM), str(folder), str(out), *scenarios], environment)
+
+
+def clusters(count: int = 2) -> list[dict[str, Any]]:
+    """Returns the content of TF_CONFIG of each worker."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    return [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Runs the program alone, and then in two processes. Returns what each has written."""
     folder = tmp_path_factory.mktemp("fit")
-    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    clusters = [
-        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        for index in range(2)
-    ]
     with Processes() as processes:
         runs = {"alone": start(processes, folder / "alone", folder / "alone.json")}
-        for index, cluster in enumerate(clusters):
+        for index, cluster in enumerate(clusters()):
             name = f"worker_{index}"
             runs[name] = start(processes, folder / "workers", folder / f"{name}.json", cluster)
         for name, process in runs.items():
@@ -194,3 +205,37 @@ def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
     assert [code for code, _ in ends] == [0, 0], ends
     losses = [output.splitlines()[-1] for _, output in ends]
     assert losses[0].startswith("loss ") and losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1], ids=["the chief", "another worker"])
+def test_a_killed_worker_ends_the_others_and_training_resumes(victim: int, tmp_path: Path) -> None:
+    def both(folder: str, **variables: str) -> list[tuple[int, str]]:
+        with Processes() as processes:
+            running = [
+                start(
+                    processes,
+                    tmp_path / folder,
+                    tmp_path / f"{folder}_{index}.json",
+                    cluster,
+                    ["killed"],
+                    **variables,
+                )
+                for index, cluster in enumerate(clusters())
+            ]
+            return [finish(process) for process in running]
+
+    assert [code for code, _ in both("undisturbed")] == [0, 0]
+    ends = both("disturbed", KILLED=str(victim))
+    assert ends[victim][0] == -signal.SIGKILL
+    code, output = ends[1 - victim]
+    assert code not in (0, -signal.SIGKILL) and "UnavailableError" in output, output
+    again = both("disturbed")
+    assert [code for code, _ in again] == [0, 0], again
+    for index in range(2):
+        expected, found = (
+            json.loads((tmp_path / f"{folder}_{index}.json").read_text("utf-8"))["killed"]
+            for folder in ("undisturbed", "disturbed")
+        )
+        assert found["epochs"] == 2  # two of the four epochs were done before
+        assert found["weights"] == expected["weights"]
