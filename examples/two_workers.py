@@ -69,7 +69,7 @@ def main(folder: str | Path = ".") -> float:
     print(f"loss on two workers:     {first['losses'][-1]:.5f}")
     print(f"loss in one process:     {alone['losses'][-1]:.5f}")
     print(f"workers have equal bits: {first['weights'] == second['weights']}")
-    print(f"weights differ from those of one process by less than 1e-4: {difference < 1e-4}")
+    print(f"difference from one process is below 1e-4: {difference < 1e-4}")
     figure = Figure((6, 3.5), layout="constrained")
     axes = figure.subplots()
     epochs = range(1, len(alone["losses"]) + 1)

@@ -1,4 +1,4 @@
-"""Adds parametrizations to their target, removes them, and finds those of a layer."""
+"""Adds parametrizations to a layer or model, removes them, and finds the ones of a layer."""
 
 from __future__ import annotations
 
