@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, finish
+from processes import Processes, finish, free_ports
 from stacks import needs_keras3
 
 import tfwd
@@ -26,17 +25,8 @@ import tfwd
 pytestmark = needs_keras3("the errors that tfwd.distribute.scope repairs")
 
 PROGRAM = Path(__file__).with_name("fit_program.py")
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback address that nobody uses now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+# Python's code that runs the file of its first argument, with the further arguments.
+RUN_FILE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 
 
 def start(
@@ -47,11 +37,10 @@ def start(
     scenarios: Sequence[str] = (),
     **variables: str,
 ) -> subprocess.Popen[str]:
-    code = (
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')"
-    )
     environment = variables if cluster is None else {"TF_CONFIG": json.dumps(cluster), **variables}
-    return processes.python(code, [str(PROGRAM), str(folder), str(out), *scenarios], environment)
+    return processes.python(
+        RUN_FILE, [str(PROGRAM), str(folder), str(out), *scenarios], environment
+    )
 
 
 def clusters(count: int = 2) -> list[dict[str, Any]]:
@@ -194,11 +183,10 @@ def test_scope_of_one_device_changes_nothing() -> None:
 
 def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
     program = PROGRAM.parents[2] / "docs" / "workers.py"
-    code = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     with Processes() as processes:
         both = [
-            processes.python(code, [str(program), index, *addresses], cwd=tmp_path)
+            processes.python(RUN_FILE, [str(program), index, *addresses], cwd=tmp_path)
             for index in ("0", "1")
         ]
         ends = [finish(process) for process in both]

@@ -4,11 +4,10 @@ import csv
 import json
 import re
 import signal
-import socket
 from pathlib import Path
 
 import pytest
-from processes import SIGNAL_AT, finish
+from processes import SIGNAL_AT, finish, free_ports
 from stacks import once
 from sweep_tools import SWEEP, tiny_flags
 
@@ -16,12 +15,6 @@ pytestmark = [pytest.mark.slow, once]
 
 TRIALS, EPOCHS = 4, 3
 PROGRAM = f"{SIGNAL_AT}import tfwd_programs; tfwd_programs.tune()"
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 def ongoing(workdir: Path) -> dict[str, str]:
@@ -32,7 +25,8 @@ def ongoing(workdir: Path) -> dict[str, str]:
 
 
 def test_a_worker_that_is_killed_loses_no_trial(tmp_path, root, processes):
-    workdir, sweep, port = tmp_path / "sweep", tmp_path / "sweep.py", free_port()
+    workdir, sweep = tmp_path / "sweep", tmp_path / "sweep.py"
+    port = str(free_ports(1)[0])
     sweep.write_text(SWEEP)
     flags = tiny_flags(tmp_path, root, epochs=EPOCHS, checkpoint_steps=20)
     flags += [f"--sweep={sweep}", f"--workdir={workdir}", f"--max_trials={TRIALS}"]
