@@ -149,11 +149,11 @@ class CheckedStep:
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
-        # The optimizer's variables are then known. Of several optimizers, each has its own weights.
+        # The optimizer's variables are then known. Of several optimizers, each updates its own
+        # weights, and tfwd does not know which.
         if past_methods and self.model.built and len(optimizers) == 1:
             with tf.init_scope():
-                for optimizer in optimizers:
-                    _keras_training.build_optimizer(optimizer, self.model.trainable_variables)
+                _keras_training.build_optimizer(optimizers[0], self.model.trainable_variables)
         known = tracked(self.model)
         if not careful:  # the optimizer's variables are assigned only after the decision
             updated = [
