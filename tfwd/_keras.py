@@ -17,7 +17,14 @@ from tfwd._keras_shared.interception import calls_of, computed_loss, patched
 from tfwd._keras_shared.own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
-from tfwd._keras_shared.workers import gather_bytes, has_workers, is_chief, own_path
+from tfwd._keras_shared.workers import (
+    gather_bytes,
+    has_workers,
+    is_chief,
+    own_path,
+    worker_count,
+    worker_index,
+)
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2
@@ -79,6 +86,8 @@ __all__ = [
     "untrack",
     "updates",
     "variables",
+    "worker_count",
+    "worker_index",
     "workers",
     "wrapped_optimizers",
 ]

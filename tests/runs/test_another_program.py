@@ -80,7 +80,8 @@ class Loss(NamedTuple):
 
 
 class Step:
-    def __init__(self, model, state, optimizer):
+    def __init__(self, model, state, optimizer, workers):
+        self.workers = workers
         self.model, self.state, self.optimizer = model, state, optimizer
         self.averaging, self.unused = find_averaging(optimizer), []
         _keras_training.build_optimizer(optimizer, model.trainable_variables)
@@ -114,14 +115,14 @@ class Step:
 
 
 class LineTrainer(Trainer):
-    def __init__(self, program, config, data, folder, display, stop):
+    def __init__(self, program, config, data, folder, display, stop, workers):
         self.points = data
         model, state = (
             program.make_model(config, data.vocabulary),
             RunState([], config.optimizer.learning_rate),
         )
         optimizer = make_optimizer(config.optimizer.name, config.optimizer.learning_rate)
-        step = Step(model, state, optimizer)
+        step = Step(model, state, optimizer, workers)
         fingerprint = data.fingerprint()
         super().__init__(
             config, model, state, step, fingerprint, folder, display, stop, program.score
@@ -166,8 +167,8 @@ class Line(Program):
     def named_weights(self, model):
         return dict(zip(("slope", "offset"), model.weights, strict=True))
 
-    def make_trainer(self, config, data, folder, display, stop):
-        return LineTrainer(self, config, data, folder, display, stop)
+    def make_trainer(self, config, data, folder, display, stop, workers):
+        return LineTrainer(self, config, data, folder, display, stop, workers)
 
     def finish(self, trainer, data):
         trainer.read_best()

@@ -84,10 +84,29 @@ def gather_bytes(strategy: tf.distribute.Strategy, content: bytes) -> list[bytes
     words = np.frombuffer(padded, "<i4").astype(np.int32)
     # The order of gathered parts is TensorFlow's own: each part begins with its worker's number.
     head = np.array([worker_index(strategy), len(content), len(words)], np.int32)
-    whole = strategy.gather(tf.constant(np.concatenate([head, words])), axis=0).numpy()
+    whole = _gatherer(strategy)(tf.constant(np.concatenate([head, words]))).numpy()
     found: dict[int, bytes] = {}
     while len(whole):
         index, length, count = (int(number) for number in whole[:3])
         found[index] = whole[3 : 3 + count].astype("<i4").tobytes()[:length]
         whole = whole[3 + count :]
     return [found[index] for index in sorted(found)]
+
+
+@functools.cache
+def _gatherer(strategy: tf.distribute.Strategy) -> Any:
+    """Returns a function that joins int32 `[n]` of all workers.
+
+    It is traced once. `strategy.gather` traces a new function in each call.
+    """
+
+    def gather(words: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_gather(tf.identity(words), axis=0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)], autograph=False)
+    def gather_all(words: tf.Tensor) -> tf.Tensor:
+        found = strategy.run(gather, args=(words,))
+        return strategy.experimental_local_results(found)[0]
+
+    return gather_all

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -18,10 +17,11 @@ from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.epoch_snapshot import EpochSnapshot
 from tfwd.finite import all_finite
+from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_steps import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.diagnosis import Diagnosis
-from tfwd.numerics.frames import KINDS, Frame
+from tfwd.numerics.frames import Frame
 from tfwd.numerics.log import Log, check_plot
 from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import NonFiniteError, Report
@@ -326,21 +326,13 @@ class FiniteCheck(keras.callbacks.Callback):
         return self._first_of_workers(self._diagnosis(batch, self._step + 1, self._past, before))
 
     def _first_of_workers(self, report: Report) -> Report:
-        """Returns the worker's report in which the first non-finite tensor comes earliest.
-
-        Each worker sees its own part of the batch, and all must do the same after the step.
-        """
+        """Returns one report for all workers, which must do the same after the step."""
         strategy = self.model.distribute_strategy
         if not _keras.has_workers(strategy):
             return report
-        content = pickle.dumps(report) if report.first is not None else b""
-        reports: list[Report] = []
-        for worker, found in enumerate(_keras.gather_bytes(strategy, content)):
-            if found:
-                reports.append(pickle.loads(found))
-                reports[-1].worker = worker
-        # The sum of the gradients carries a NaN of one worker to all.
-        return min(reports, key=_kind_of_first, default=report)
+        return worker_reports.earliest(
+            report, lambda content: _keras.gather_bytes(strategy, content)
+        )
 
     def _make_exactly(self, batch: Any, spec: Any) -> Outcome:
         if self._exact is None:
@@ -404,10 +396,6 @@ class FiniteCheck(keras.callbacks.Callback):
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"
         )
-
-
-def _kind_of_first(report: Report) -> int:
-    return KINDS.index(report.first.frame.kind) if report.first is not None else len(KINDS)
 
 
 def _replace_innermost(model: keras.Model, function: Any) -> Any:

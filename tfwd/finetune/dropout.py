@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd._random import batch_rows
 from tfwd.layers._substitution import recomputed_calls
 from tfwd.layers._substitution.seed_stream import SeedStream
 
@@ -44,7 +45,12 @@ class Dropout(keras.layers.Layer):
         recomputed_calls.check(self.name)
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
+        part = batch_rows.current()
+        if part is not None:
+            shape = tf.concat([[tf.cast(part.total, tf.int32)], shape[1:]], 0)
         drawn = tf.random.stateless_uniform(shape, seed, dtype=tf.float32)
+        if part is not None:
+            drawn = tf.gather(drawn, part.of(inputs))
         kept = tf.cast(drawn >= self.rate, dtype) * tf.constant(1 / (1 - self.rate), dtype)
         outputs = inputs * kept
         outputs.set_shape(inputs.shape)

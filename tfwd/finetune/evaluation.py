@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfwd.finetune import scores
 from tfwd.finetune.data.batches import by_length, pad
 from tfwd.finetune.data.vocabulary import Encoded
+from tfwd.runs.workers.workers import Workers
 
 
 class Evaluation(NamedTuple):
@@ -45,9 +47,18 @@ class Predictor:
         padding_id: int. The padding token.
         batch_size: int. Texts per batch. Texts of similar length are in one batch.
         most: int. The largest length of a text.
+        workers: the `Workers` that divide the batches. A single process by default.
     """
 
-    def __init__(self, model: Any, padding_id: int, batch_size: int, most: int):
+    def __init__(
+        self,
+        model: Any,
+        padding_id: int,
+        batch_size: int,
+        most: int,
+        workers: Workers | None = None,
+    ):
+        self._workers = workers or Workers()
         self._model, self._padding = model, padding_id
         self._batch_size, self._most = batch_size, most
         signature = [tf.TensorSpec([None, None], tf.int32)]
@@ -65,12 +76,23 @@ class Predictor:
             stop: function that is called after each batch. `True` ends the prediction.
         """
         found: dict[int, np.ndarray] = {}
-        for numbers in by_length(texts, self._batch_size):
+        stopped = False
+        workers = self._workers
+        for place, numbers in enumerate(by_length(texts, self._batch_size)):
+            if place % workers.count != workers.index:
+                continue
             batch = pad([texts[number] for number in numbers], self._padding, self._most)
             logits = self._function(tf.constant(batch)).numpy()
             found.update(zip(numbers.tolist(), logits.astype(np.float64), strict=True))
             if stop():
-                return None
+                stopped = True
+                break
+        for part in workers.gather(pickle.dumps((found, stopped))) if workers.count > 1 else ():
+            others, other_stopped = pickle.loads(part)
+            found.update(others)
+            stopped = stopped or other_stopped
+        if stopped:
+            return None
         return np.stack([found[number] for number in range(len(texts))])
 
 

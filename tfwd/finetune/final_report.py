@@ -45,8 +45,12 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
-    folder, labels = trainer.folder, corpus.vocabulary.labels
     found = trainer.evaluate_best()
+    return trainer.workers.on_chief(lambda: _write(trainer, corpus, found))
+
+
+def _write(trainer: Trainer, corpus: Corpus, found: dict[str, Evaluation]) -> dict[str, Any]:
+    folder, labels = trainer.folder, corpus.vocabulary.labels
     summary = {
         "name": corpus.name,
         **counts(trainer.progress),

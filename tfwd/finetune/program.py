@@ -17,6 +17,7 @@ from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
+from tfwd.runs.workers.workers import Workers
 
 # The methods import slow modules, which `--help` does not need.
 
@@ -67,10 +68,11 @@ class FineTuningProgram(Program):
         folder: RunFolder,
         display: Display,
         stop: StopRequest,
+        workers: Workers,
     ) -> Trainer:
         from tfwd.finetune.trainer import Trainer
 
-        return Trainer(config, data, folder, display, stop)
+        return Trainer(config, data, folder, display, stop, workers)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
         from tfwd.finetune.final_report import write_report

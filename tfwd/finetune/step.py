@@ -15,6 +15,7 @@ from tfwd.finetune import schedule
 from tfwd.finetune.model import classifier_of, named_weights
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import step
+from tfwd.runs.workers.workers import Workers
 
 
 class TrainStep(step.TrainStep):
@@ -83,7 +84,11 @@ class TrainStep(step.TrainStep):
 
 
 def make_step(
-    config: ml_collections.ConfigDict, model: Any, state: RunState, epoch_steps: int
+    config: ml_collections.ConfigDict,
+    model: Any,
+    state: RunState,
+    epoch_steps: int,
+    workers: Workers | None = None,
 ) -> TrainStep:
     """Makes the training step of a configuration, with a new optimizer.
 
@@ -92,6 +97,7 @@ def make_step(
         model: the model, from `model.make_model`.
         state: the `RunState` that the step changes.
         epoch_steps: int. The steps of an epoch.
+        workers: the `Workers` that train together. A single process by default.
 
     Raises:
         UserError: the optimizer does not take its arguments.
@@ -108,5 +114,6 @@ def make_step(
         warmup=schedule.warmup_steps(steps, chosen.warmup),
         linear=chosen.schedule == "linear",
         layer_decay=chosen.layer_decay,
+        workers=workers,
         **options,
     )

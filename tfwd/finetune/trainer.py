@@ -24,6 +24,8 @@ from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.workers.agreement import check_batch_size
+from tfwd.runs.workers.workers import Workers
 
 
 class Trainer(trainer.Trainer):
@@ -37,6 +39,7 @@ class Trainer(trainer.Trainer):
         folder: the opened `RunFolder`.
         display: the display of the run.
         stop: the stop request, checked after every step.
+        workers: the `Workers` that train together.
 
     Raises:
         UserError: the weights do not fit, or the folder's checkpoints do not fit or are all
@@ -50,8 +53,10 @@ class Trainer(trainer.Trainer):
         folder: RunFolder,
         display: Display,
         stop: StopRequest,
+        workers: Workers,
     ):
         self._data = data
+        check_batch_size("data.batch_size", config.data.batch_size, workers)
         train, vocabulary = data.encoded["train"], data.vocabulary
         self._sizes = batches.sizes(len(train.ids), config.data.batch_size)
         model = make_model(config, vocabulary)
@@ -60,10 +65,14 @@ class Trainer(trainer.Trainer):
             missing = published.load_weights(encoder, config.model.pretrained)
             reinitialize(model, config.model.reinitialize_layers, missing, config.seed)
         state = RunState([], config.optimizer.learning_rate)
-        step = make_step(config, model, state, len(self._sizes))
+        step = make_step(config, model, state, len(self._sizes), workers)
         self._schedule = step
         self._predict = Predictor(
-            model, vocabulary.padding_id, config.data.eval_batch_size, config.data.max_length
+            model,
+            vocabulary.padding_id,
+            config.data.eval_batch_size,
+            config.data.max_length,
+            workers,
         )
         super().__init__(
             config, model, state, step, data.fingerprint(), folder, display, stop, LOSS

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfwd.lm.data import stream
 from tfwd.lm.losses import perplexity, token_nats
 from tfwd.lm.model import LanguageModel
+from tfwd.runs.workers.workers import Workers
 
 
 class Evaluation(NamedTuple):
@@ -45,10 +46,13 @@ class Evaluator:
     Args:
         model: the model. It runs with `training=False`.
         batch_size: int. The number of columns.
+        workers: the `Workers` that divide the columns. A single process by default.
     """
 
-    def __init__(self, model: LanguageModel, batch_size: int):
-        self.model = model
+    def __init__(self, model: LanguageModel, batch_size: int, workers: Workers | None = None):
+        self.model, self.workers = model, workers or Workers()
+        self._first, self._end = self.workers.rows(batch_size)
+        batch_size = self._end - self._first
         zeros = model.zero_state(batch_size)
         self._carried = [[tf.Variable(t, trainable=False) for t in pair] for pair in zeros]
         self._nats = tf.Variable(0, dtype=tf.float64, trainable=False)
@@ -68,6 +72,16 @@ class Evaluator:
         Returns:
             The evaluation, or `None` if `stop` ended it.
         """
+        stopped = False
+        own = columns[self._first : self._end]
+        if len(own):
+            stopped = self._add(own, window, stop)
+        nats = float(self._nats.numpy()) if len(own) else 0.0
+        nats, tokens, stops = self.workers.total([nats, own.shape[0] * (own.shape[1] - 1), stopped])
+        return None if stops else Evaluation(nats / tokens, int(tokens))
+
+    def _add(self, columns: np.ndarray, window: int, stop: Callable[[], bool]) -> bool:
+        """Sums the losses of columns. Returns True if `stop` ended it."""
         for pair in self._carried:
             for tensor in pair:
                 tensor.assign(tf.zeros_like(tensor))
@@ -76,9 +90,8 @@ class Evaluator:
         for inputs, targets in stream.windows(columns, lengths):
             self.function(inputs, targets)
             if stop():
-                return None
-        tokens = columns.shape[0] * (columns.shape[1] - 1)
-        return Evaluation(float(self._nats.numpy()) / tokens, tokens)
+                return True
+        return False
 
     def _window(self, inputs: tf.Tensor, targets: tf.Tensor) -> None:
         carried = [[tensor.read_value() for tensor in pair] for pair in self._carried]
@@ -91,7 +104,12 @@ class Evaluator:
 
 
 def evaluate(
-    model: LanguageModel, ids: np.ndarray, batch_size: int, window: int, what: str = "the text"
+    model: LanguageModel,
+    ids: np.ndarray,
+    batch_size: int,
+    window: int,
+    what: str = "the text",
+    workers: Workers | None = None,
 ) -> Evaluation:
     """Computes the mean loss of a model on a numbered text.
 
@@ -102,6 +120,7 @@ def evaluate(
             every token except the first is predicted from all tokens before it.
         window: int. Steps per call.
         what: str. The text's name for an error message.
+        workers: the `Workers` that divide the columns. A single process by default.
 
     Returns:
         The mean loss in nats per token, and the number of predicted tokens.
@@ -116,6 +135,6 @@ def evaluate(
     5.0
     """
     columns = stream.columns(ids, batch_size, what=what)
-    evaluation = Evaluator(model, batch_size)(columns, window)
+    evaluation = Evaluator(model, batch_size, workers)(columns, window)
     assert evaluation is not None
     return evaluation

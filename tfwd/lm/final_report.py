@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from tfwd.lm.data.vocabulary import Corpus
+from tfwd.lm.evaluation import Evaluation
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
@@ -41,9 +42,13 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         Stopped: a signal arrived. The same command then makes the report.
         UserError: a file cannot be written.
     """
+    evaluations = trainer.evaluate_best()
+    return trainer.workers.on_chief(lambda: _write(trainer, corpus, evaluations))
+
+
+def _write(trainer: Trainer, corpus: Corpus, evaluations: dict[str, Evaluation]) -> dict[str, Any]:
     folder, sample = trainer.folder, trainer.config.sample
     vocabulary = corpus.vocabulary
-    evaluations = trainer.evaluate_best()
     summary = {
         "name": corpus.name,
         "level": vocabulary.level,

@@ -18,6 +18,7 @@ from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
+from tfwd.runs.workers.workers import Workers
 
 # The methods import slow modules, which `--help` does not need.
 
@@ -64,10 +65,11 @@ class LanguageModelProgram(Program):
         folder: RunFolder,
         display: Display,
         stop: StopRequest,
+        workers: Workers,
     ) -> Trainer:
         from tfwd.lm.trainer import Trainer
 
-        return Trainer(config, len(data.vocabulary), data.texts, folder, display, stop)
+        return Trainer(config, len(data.vocabulary), data.texts, folder, display, stop, workers)
 
     def finish(self, trainer: Any, data: Corpus) -> dict[str, Any]:
         from tfwd.lm.final_report import write_report

@@ -16,6 +16,7 @@ from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import step
+from tfwd.runs.workers.workers import Workers
 
 
 class TrainStep(step.TrainStep):
@@ -50,7 +51,8 @@ class TrainStep(step.TrainStep):
 
     def forward(self, *batch: tf.Tensor) -> step.Forward:
         inputs, targets = batch
-        carried = [[tensor.read_value() for tensor in pair] for pair in self.state.carried]
+        own = self.workers.own_rows
+        carried = [[own(tensor.read_value()) for tensor in pair] for pair in self.state.carried]
         output = self.model(inputs, states=carried, training=True)
 
         def objective(loss: tf.Tensor) -> tf.Tensor:
@@ -67,7 +69,10 @@ class TrainStep(step.TrainStep):
 
 
 def make_step(
-    config: ml_collections.ConfigDict, model: LanguageModel, state: RunState
+    config: ml_collections.ConfigDict,
+    model: LanguageModel,
+    state: RunState,
+    workers: Workers | None = None,
 ) -> TrainStep:
     """Makes the training step of a configuration, with a new optimizer.
 
@@ -75,6 +80,7 @@ def make_step(
         config: the whole configuration.
         model: the model, from `model.make_model`.
         state: the `RunState` that the step changes.
+        workers: the `Workers` that train together. A single process by default.
 
     Raises:
         UserError: the optimizer does not take its arguments.
@@ -88,5 +94,6 @@ def make_step(
         alpha=config.model.activation_regularization,
         beta=config.model.temporal_activation_regularization,
         base_window=config.data.window if scaled else 0,
+        workers=workers,
         **options,
     )

@@ -20,6 +20,8 @@ from tfwd.runs.storage.state import RunState, fingerprint
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.workers.agreement import check_batch_size
+from tfwd.runs.workers.workers import Workers
 
 
 class Trainer(trainer.Trainer):
@@ -32,6 +34,7 @@ class Trainer(trainer.Trainer):
         folder: the opened `RunFolder`.
         display: the display of the run.
         stop: the stop request, checked after every step.
+        workers: the `Workers` that train together.
 
     Raises:
         UserError: a text is too short, or the folder's checkpoints do not fit or are all damaged.
@@ -45,8 +48,10 @@ class Trainer(trainer.Trainer):
         folder: RunFolder,
         display: Display,
         stop: StopRequest,
+        workers: Workers,
     ):
         data = config.data
+        check_batch_size("data.batch_size", data.batch_size, workers)
         self._train = stream.columns(
             texts["train"], data.batch_size, window=data.window, what="the training text"
         )
@@ -56,9 +61,9 @@ class Trainer(trainer.Trainer):
         }
         model = make_model(config, vocabulary_size)
         state = RunState(model.zero_state(data.batch_size), config.optimizer.learning_rate)
-        step = make_step(config, model, state)
+        step = make_step(config, model, state, workers)
         self._gradients = GradientMeter(model, state) if config.gradients.every else None
-        self._evaluator = Evaluator(model, data.eval_batch_size)
+        self._evaluator = Evaluator(model, data.eval_batch_size, workers)
         super().__init__(
             config, model, state, step, fingerprint(texts), folder, display, stop, PERPLEXITY
         )
@@ -79,7 +84,10 @@ class Trainer(trainer.Trainer):
 
     def measure(self, *batch: tf.Tensor) -> dict[str, Any] | None:
         due = self._gradients and self.progress.step % self.config.gradients.every == 0
-        return self._gradients(*batch) if self._gradients and due else None
+        if not self._gradients or not due:
+            return None
+        self.collect_carried()  # each worker measures the whole batch
+        return self._gradients(*batch)
 
     def evaluate(self, name: str) -> Evaluation | None:
         columns, window = self._evaluated[name], self.config.data.eval_window

@@ -16,6 +16,7 @@ from tfwd.runs.settings.config import Schema
 if TYPE_CHECKING:
     from tfwd.numerics.report import Report
     from tfwd.optimizers import NonMonotonicASGD
+    from tfwd.runs.workers.workers import Workers
 
 
 class Score(NamedTuple):
@@ -93,8 +94,10 @@ class Step(Protocol):
         optimizer: the optimizer that makes the updates.
         averaging: the optimizer's `NonMonotonicASGD`, or `None`.
         unused: list of str. Paths of the weights that no gradient reaches, known after tracing.
+        workers: the `Workers` that divide each batch. The step sums their gradients and votes.
     """
 
+    workers: Workers
     optimizer: Any
     averaging: NonMonotonicASGD | None
     unused: list[str]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfwd.runs.training.display import Display
     from tfwd.runs.training.signals import StopRequest
     from tfwd.runs.training.trainer import Trainer
+    from tfwd.runs.workers.workers import Workers
 
 
 class Program(abc.ABC):
@@ -86,6 +87,7 @@ class Program(abc.ABC):
         folder: RunFolder,
         display: Display,
         stop: StopRequest,
+        workers: Workers,
     ) -> Trainer:
         """Returns the trainer of a run. The trainer resumes from the folder's last checkpoint.
 

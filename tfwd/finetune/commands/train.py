@@ -47,7 +47,9 @@ def main(values: flags.FlagValues) -> int:
     return training.main(
         PROGRAM,
         values,
-        lambda stop: several_seeds.train(PROGRAM, config, workdir, count, stop, compare_summary),
+        lambda stop, workers: several_seeds.train(
+            PROGRAM, config, workdir, count, stop, compare_summary, workers
+        ),
     )
 
 

@@ -77,6 +77,10 @@ class RunFolder:
             self.close()
             raise
 
+    def follow(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
+        """Uses the folder of another process, which writes to it. Nothing is locked or written."""
+        self._run = config, vocabulary
+
     def begin(self) -> None:
         """Writes the configuration and the vocabulary. From then on the folder belongs to this run.
 
@@ -145,6 +149,17 @@ class RunFolder:
             if step > progress.step:  # skipped as damaged
                 self.checkpoints.set_aside(step)
         return progress
+
+    def read(self, objects: dict[str, Any], step: int) -> Progress:
+        """Reads the checkpoint of a step that the chief has chosen by `restore`.
+
+        Raises:
+            UserError: this worker cannot read it.
+        """
+        problem = self.checkpoints.problem(step)
+        if problem:
+            raise UserError(f"the checkpoint {self.checkpoints.path(step)}: {problem}")
+        return Progress.from_json(self.checkpoints.read(step, objects))
 
     def save(self, objects: dict[str, Any], progress: Progress, keep: int) -> None:
         """Saves a checkpoint, and removes all but the last `keep`.

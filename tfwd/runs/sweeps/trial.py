@@ -16,6 +16,7 @@ from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.workers.workers import Workers
 from tfwd.tuning import promotion
 from tfwd.tuning.stopwatch import Stopwatch
 
@@ -60,7 +61,9 @@ def run(
     try:
         with open(folder / "log.txt", "a", encoding="utf-8") as log:
             display = _TrialDisplay(program.score, log)
-            with program.make_trainer(config, data, run_folder, display, stop) as trainer:
+            with program.make_trainer(
+                config, data, run_folder, display, stop, Workers()
+            ) as trainer:
                 progress = trainer.progress
 
                 def tell(share: float) -> None:

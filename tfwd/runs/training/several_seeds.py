@@ -19,6 +19,7 @@ from tfwd.runs.program import Program
 from tfwd.runs.storage.files import Claim, write_atomically
 from tfwd.runs.training import train as training
 from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.workers.workers import Workers
 
 
 class Outcome(NamedTuple):
@@ -58,6 +59,7 @@ def train(
     count: int,
     stop: StopRequest,
     read: ReadSummary,
+    workers: Workers,
 ) -> list[Outcome]:
     """Trains with `count` seeds, from `config.seed` on, and compares the runs.
 
@@ -72,6 +74,7 @@ def train(
         count: int. The number of seeds.
         stop: as in `training.train`.
         read: function that takes the compared numbers from a summary.
+        workers: the `Workers` that train together.
 
     Raises:
         Stopped: a signal arrived.
@@ -86,9 +89,10 @@ def train(
         raise UserError(
             f"the workdir {folder} holds a single run: give another --workdir for --seeds={count}"
         )
-    output = Output()
+    output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
-    claim = Claim(folder, f"another process is training in the workdir {folder}")
+    busy = f"another process is training in the workdir {folder}"
+    claim = workers.together(lambda: Claim(folder, busy) if workers.is_chief else None)
     begun = False
     try:
         outcomes: list[Outcome] = []
@@ -99,7 +103,7 @@ def train(
             output.print(f"seed {seed}, {len(outcomes) + 1} of {count}", highlight=False)
             try:
                 numbers, failed = read(
-                    training.train(program, own, str(folder / f"seed-{seed}"), stop)
+                    training.train(program, own, str(folder / f"seed-{seed}"), stop, workers)
                 )
             except Diverged as error:
                 numbers, failed = {}, error.short
@@ -109,7 +113,8 @@ def train(
             begun = True
             outcomes.append(Outcome(seed, numbers, failed))
         content = {"runs": [o._asdict() for o in outcomes], "together": compare(outcomes)}
-        write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
+        if workers.is_chief:
+            write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
         output.print(table(outcomes))
         wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
         which = f": seed {', '.join(wrong)}" if wrong else ""
@@ -120,7 +125,8 @@ def train(
         )
         return outcomes
     finally:
-        claim.release(used=begun or any(folder.glob("seed-*")))
+        if claim is not None:
+            claim.release(used=begun or any(folder.glob("seed-*")))
 
 
 def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:

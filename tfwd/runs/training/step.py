@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
+from tfwd.numerics import worker_reports
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
@@ -35,6 +36,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training.optimizer import find_averaging, find_weight_decay, make_optimizer
+from tfwd.runs.workers.workers import Workers
 
 NORMS = 8  # number of past gradient norms that a report compares
 
@@ -61,6 +63,9 @@ class TrainStep(abc.ABC):
         loss      = mean(nats)
         gradient  = clip by the global norm of d(objective)/d(weights), + l2 * weights
 
+    Several workers divide the rows of the batch. The objective of each worker is weighted by the
+    worker's share of the rows, and the gradients are summed over the workers.
+
     Args:
         model: the model.
         optimizer: the optimizer. Its slots are made here. Each step assigns its learning rate.
@@ -73,6 +78,7 @@ class TrainStep(abc.ABC):
         sparse: bool. Keeps the gradient of a table that is only looked up in as rows.
         checked: bool. Skips a step that is not finite.
         whole: bool. Also checks the inputs and outputs of each layer.
+        workers: the `Workers` that train together. A single process by default.
 
     Attributes:
         averaging: the optimizer's `NonMonotonicASGD`, or `None`.
@@ -91,8 +97,10 @@ class TrainStep(abc.ABC):
         sparse: bool = False,
         checked: bool = True,
         whole: bool = False,
+        workers: Workers | None = None,
     ):
         self.model, self.optimizer, self.state = model, optimizer, state
+        self.workers = workers or Workers()
         self.clip_norm, self.l2, self.sparse = clip_norm, l2, sparse
         self.checked, self.whole = checked, whole
         self.averaging = find_averaging(optimizer)
@@ -148,6 +156,8 @@ class TrainStep(abc.ABC):
         function(*batch)
         norms = [float(norm) for norm in self._norms.numpy() if norm >= 0]
         report = probes.report([{"the gradient of all weights": norm} for norm in norms])
+        if self.workers.count > 1:
+            report = worker_reports.earliest(report, self.workers.gather)
         rate = Measurement(
             Frame("learning rate", "learning rate"), measure_tensor(self._failure[2]).numbers()
         )
@@ -170,20 +180,36 @@ class TrainStep(abc.ABC):
             watched = watch.open()
         draws = [variable.read_value() for variable in self._draws]
         scales_loss = _keras_training.scales_loss(self.optimizer)
-        with watched, tf.GradientTape() as tape:
-            output = self.forward(*batch)
-            loss = tf.reduce_mean(output.nats)
-            objective = output.objective(loss)
-            if scales_loss:
-                objective = _keras_training.scale_loss(self.optimizer, objective)
         variables = self.model.trainable_variables
-        gradients = tape.gradient(objective, [_keras.variables.tf_variable(v) for v in variables])
+        with self.workers.share(batch) as (own, share):
+            with watched, tf.GradientTape() as tape:
+                output = self.forward(*own)
+                loss = tf.reduce_mean(output.nats)
+                objective = output.objective(loss)
+                if share is not None:
+                    objective *= tf.cast(share, objective.dtype)
+                if scales_loss:
+                    objective = _keras_training.scale_loss(self.optimizer, objective)
+            weights = [_keras.variables.tf_variable(v) for v in variables]
+            gradients = tape.gradient(objective, weights)
         self.unused = [
             _keras.variables.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
         ]
         # A sparse gradient repeats a row for each use. Its norm is not the norm of the gradient.
         once = summed if self.sparse and not self.l2 else tf.convert_to_tensor
         gradients = [None if g is None else once(g) for g in gradients]
+        total = tf.reduce_sum(tf.cast(output.nats, tf.float64))
+        counted = tf.cast(tf.size(output.nats), tf.float64)
+        all_are_finite = all_finite(looked_at)
+        if share is not None:
+            rows = tf.cast(share > 0, tf.float64)  # a worker without rows has a copy of another's
+            bad = tf.cast(~all_are_finite, tf.float64)
+            numbers = tf.concat([[total * rows, counted * rows, bad], self.workers.vote], 0)
+            *gradients, numbers = self.workers.sum([*gradients, numbers])
+            gradients = [None if g is None else once(g) for g in gradients]
+            total, counted, bad = tf.unstack(numbers[:3])
+            loss, all_are_finite = total / counted, bad == 0
+            self.workers.votes.assign(numbers[3:])
         unit = tf.constant(1.0)
         if scales_loss:
             unit = tf.cast(_keras_training.loss_scale(self.optimizer), tf.float32)
@@ -204,11 +230,9 @@ class TrainStep(abc.ABC):
             norm = norm / unit  # the scaler handles a norm that is not finite
         else:
             finite = finite & tf.math.is_finite(norm)
-        finite = finite & all_finite(looked_at)
+        finite = finite & all_are_finite
         rate = self.rate(*batch)
         finite = finite & tf.math.is_finite(rate)
-        total = tf.reduce_sum(tf.cast(output.nats, tf.float64))
-        counted = tf.cast(tf.size(output.nats), tf.float64)
 
         def update() -> tf.Tensor:
             _keras_training.set_learning_rate(self.optimizer, rate)
@@ -217,7 +241,7 @@ class TrainStep(abc.ABC):
                 self.apply(gradients, variables)
             for old, new in zip(state.carried, output.states, strict=True):
                 for variable, value in zip(old, new, strict=True):
-                    variable.assign(value)
+                    self.workers.assign_rows(variable, value)
             state.step.assign_add(1)
             state.gradient_norm.assign(norm)
             self._norms.assign(tf.concat([self._norms[1:], [norm]], 0))

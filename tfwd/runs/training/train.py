@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -16,9 +17,11 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
 from tfwd.runs.storage.files import read_json
 from tfwd.runs.training.signals import CLOSED_PIPE, Stopped, StopRequest
+from tfwd.runs.workers import flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.training.trainer import Trainer
+    from tfwd.runs.workers.workers import Workers
 
 
 def define(values: flags.FlagValues) -> None:
@@ -26,12 +29,13 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "workdir", "", "folder of the run: checkpoints, logs, report", flag_values=values
     )
+    worker_flags.define(values)
 
 
 def main(
     program: Program,
     values: flags.FlagValues,
-    work: Callable[[StopRequest], object] | None = None,
+    work: Callable[[StopRequest, Workers], object] | None = None,
 ) -> int:
     """Trains, and returns the exit code.
 
@@ -42,14 +46,30 @@ def main(
     """
     if not values.workdir:
         raise UserError(f"give a folder for the run, as --workdir=runs/{program.schema.example}")
+    return worker_flags.run(
+        values,
+        program.command,
+        lambda workers: _main(program, values, workers, work),
+        f"the same command, with --workdir={values.workdir}, resumes",
+    )
+
+
+def _main(
+    program: Program,
+    values: flags.FlagValues,
+    workers: Workers,
+    work: Callable[[StopRequest, Workers], object] | None,
+) -> int:
     with StopRequest() as stop:
         try:
             if work is None:
-                train(program, values.config, values.workdir, stop)
+                train(program, values.config, values.workdir, stop, workers)
             else:
-                work(stop)
+                work(stop, workers)
         except Stopped as stopped:
             lost = stopped.signal_number == CLOSED_PIPE
+            if not workers.is_chief:
+                return stopped.exit_code
             with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
                 print(
                     f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
@@ -61,7 +81,11 @@ def main(
 
 
 def train(
-    program: Program, config: ml_collections.ConfigDict, workdir: str, stop: StopRequest
+    program: Program,
+    config: ml_collections.ConfigDict,
+    workdir: str,
+    stop: StopRequest,
+    workers: Workers | None = None,
 ) -> dict[str, Any]:
     """Trains to the end, writes the report and prints it.
 
@@ -70,6 +94,7 @@ def train(
         config: the checked configuration.
         workdir: the run folder. A run in it is resumed.
         stop: the stop request, checked after every step.
+        workers: the `Workers` that train together. A single process by default.
 
     Returns:
         The summary, as in `report/summary.json`.
@@ -83,19 +108,29 @@ def train(
 
     from tfwd.runs.storage.folder import RunFolder
     from tfwd.runs.training.display import Display, Output
+    from tfwd.runs.workers import agreement
+    from tfwd.runs.workers.workers import Workers
 
+    workers = workers or Workers()
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.seed)
-    data = program.read_data(config)
+    agreement.check_versions(workers)
+    agreement.check_config(workers, config)
+    data = workers.together(lambda: program.read_data(config))
+    agreement.check_data(workers, data.fingerprint(), data.vocabulary.fingerprint())
 
-    output = Output()
+    output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
     folder, display = RunFolder(workdir, program), Display(program.score, output)
-    folder.open(config, data.vocabulary)
+    open_folder = folder.open if workers.is_chief else folder.follow
+    workers.together(lambda: open_folder(config, data.vocabulary))
     try:
-        with program.make_trainer(config, data, folder, display, stop) as trainer:
-            summary = summary_if_finished(program, trainer, say=display.line)
+        agreement.check_folder(workers, folder.path)
+        with program.make_trainer(config, data, folder, display, stop, workers) as trainer:
+            summary = workers.on_chief(
+                functools.partial(summary_if_finished, program, trainer, say=display.line)
+            )
             if summary is not None:
                 display.line(f"the run in {folder.path} is finished; this is its report")
                 program.show(summary, folder, display)
@@ -105,6 +140,8 @@ def train(
                 f"{data.name}: {data.size} for training, {counted}; model with "
                 f"{trainer.parameters:,} weights; run in {folder.path}"
             )
+            if workers.count > 1:
+                display.line(f"{workers.count} workers divide each batch; this is the chief")
             progress = trainer.progress
             if progress.step:
                 display.line(

@@ -24,13 +24,14 @@ from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
 from tfwd.runs.storage.files import write_atomically
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import Metrics
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.state import Progress, RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.divergence import Divergence, report_text
 from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
+from tfwd.runs.workers import agreement
 
 
 class Trainer(abc.ABC):
@@ -65,10 +66,11 @@ class Trainer(abc.ABC):
         stop: StopRequest,
         score: Score,
     ):
+        self.workers = step.workers  # only the chief writes
         self.config, self.folder, self.display, self.stop = config, folder, display, stop
         self.model, self.state, self.step, self.score = model, state, step, score
         self._objects = {"model": model, "optimizer": step.optimizer, "state": state}
-        self.progress = folder.restore(self._objects, data, say=display.line)
+        self.progress = self._restore(data)
         self._metrics: Metrics | None = None
         self._throughput = ThroughputMeter(wait=state.step.numpy)
         self._divergence = Divergence(
@@ -100,6 +102,21 @@ class Trainer(abc.ABC):
     def learning_rate(self) -> float:
         """Returns the learning rate for the log."""
         return float(self.state.learning_rate.numpy())
+
+    def collect_carried(self) -> None:
+        """Gives each worker the whole state that is carried from window to window."""
+        self.workers.collect(tensor for pair in self.state.carried for tensor in pair)
+
+    def _restore(self, data: str) -> Progress:
+        """Reads the newest complete checkpoint, which the chief chooses."""
+        workers, objects, say = self.workers, self._objects, self.display.line
+        found = workers.on_chief(lambda: self.folder.restore(objects, data, say))
+        if found.step:
+            return workers.together(
+                lambda: found if workers.is_chief else self.folder.read(objects, found.step)
+            )
+        agreement.same_weights(workers, self.model.weights, say)
+        return found
 
     @property
     def finished(self) -> bool:
@@ -146,8 +163,8 @@ class Trainer(abc.ABC):
             Diverged: a step was not finite.
             UserError: the disk is full; earlier checkpoints are kept.
         """
-        self.folder.begin()
-        if self._metrics is None:
+        self.workers.on_chief(self.folder.begin)
+        if self._metrics is None and self.workers.is_chief:
             logs = self.folder.tensorboard if self.config.training.tensorboard else None
             length = self.progress.metrics_bytes
             self._metrics = Metrics(self.folder.metrics, length, logs, say=self.display.line)
@@ -162,6 +179,9 @@ class Trainer(abc.ABC):
         Raises:
             UserError: the best weights cannot be read.
         """
+        self.workers.together(self._read_best)
+
+    def _read_best(self) -> None:
         step = self.progress.best_step
         if step:  # else no validation loss was finite
             problem = self.folder.best.problem(step)
@@ -177,8 +197,20 @@ class Trainer(abc.ABC):
         """
         result = self.evaluate(name)
         if result is None:
+            self._take_stop(self.workers.total(self._stop_vote()))
             raise self.stop.error()
         return result
+
+    def _stop_vote(self) -> np.ndarray:
+        """Returns the number of the signal that this worker got, at its place."""
+        vote = np.zeros(self.workers.count)
+        vote[self.workers.index] = self.stop.number or 0
+        return vote
+
+    def _take_stop(self, votes: np.ndarray) -> None:
+        """Requests a stop here if any worker got a signal."""
+        if votes.any() and not self.stop:
+            self.stop.number = int(votes[votes > 0][0])
 
     def _epoch(self) -> None:
         progress = self.progress
@@ -190,7 +222,7 @@ class Trainer(abc.ABC):
             if found is not None:
                 record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
                 self._log_record({**record, **found})
-            self.step(*batch)
+            due = self._make_step(batch)
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
@@ -201,9 +233,24 @@ class Trainer(abc.ABC):
             self._show_progress(sizes)
             if self.stop:
                 self._save_and_stop()
-            if self._checkpoint_is_due():
+            if due:
                 self._save()
         self._end_epoch(title)
+
+    def _make_step(self, batch: tuple[Any, ...]) -> bool:
+        """Makes a step. Returns True if a checkpoint must be saved after it.
+
+        All workers must save and stop after the same step. They learn in the step who wants it.
+        """
+        if self.workers.count == 1:
+            self.step(*batch)
+            return self._checkpoint_is_due(self.progress.step + 1)
+        due = self._checkpoint_is_due(self.progress.step + 1)
+        self.workers.vote.assign([*self._stop_vote(), float(due and self.workers.is_chief)])
+        self.step(*batch)
+        votes = self.workers.votes.numpy()
+        self._take_stop(votes[:-1])
+        return bool(votes[-1])
 
     def _end_epoch(self, title: str) -> None:
         self._close_lap_and_check(weights=True)
@@ -243,7 +290,7 @@ class Trainer(abc.ABC):
         )
         if best:
             with self._averaged():
-                self.folder.save_best(self.model, self.progress)
+                self.workers.on_chief(self._save_best)
         if averaging is not None and averaging.observe(valid):
             self.display.line("no improvement: from now on the weights are averaged")
         training = self.config.training
@@ -301,16 +348,16 @@ class Trainer(abc.ABC):
         record = {name: value for name, value in failure._asdict().items() if name in numbers}
         self._log_record({"kind": "failure", **record, "norms": norms})
         text = report_text(failure, report, norms)
-        assert self._metrics is not None
-        self._metrics.text("non_finite", text, failure.step)
-        self._report_path.parent.mkdir(exist_ok=True)
-        write_atomically(self._report_path, text)
+        if self._metrics is not None:
+            self._metrics.text("non_finite", text, failure.step)
+            self._report_path.parent.mkdir(exist_ok=True)
+            write_atomically(self._report_path, text)
         if done != "the run ends":
             self.display.line(f"{report.sentence if report else text}: {done}")
 
     def _log_record(self, record: dict[str, Any]) -> None:
-        assert self._metrics is not None  # `train` made it
-        self._metrics.write(record)
+        if self._metrics is not None:  # the chief's
+            self._metrics.write(record)
 
     def _log(self) -> None:
         self._close_lap_and_check()
@@ -337,19 +384,26 @@ class Trainer(abc.ABC):
             left = (int(sizes[self.progress.window :].sum()) + epochs * int(sizes.sum())) / speed
         self.display.window(self.progress.window, self._loss, speed, left)
 
-    def _checkpoint_is_due(self) -> bool:
+    def _checkpoint_is_due(self, step: int) -> bool:
         training = self.config.training
-        if training.checkpoint_steps and self.progress.step % training.checkpoint_steps == 0:
+        if training.checkpoint_steps and step % training.checkpoint_steps == 0:
             return True
         seconds = training.checkpoint_seconds
         return bool(seconds) and time.monotonic() - self._saved_at >= seconds
 
     def _save(self) -> None:
         self._close_lap_and_check(weights=True)
-        assert self._metrics is not None
+        self.collect_carried()
+        self.workers.on_chief(self._save_checkpoint)
+        self._saved_at = time.monotonic()
+
+    def _save_checkpoint(self) -> None:
+        assert self._metrics is not None  # `train` made it
         self.progress.metrics_bytes = self._metrics.sync()
         self.folder.save(self._objects, self.progress, self.config.training.keep_checkpoints)
-        self._saved_at = time.monotonic()
+
+    def _save_best(self) -> None:
+        self.folder.save_best(self.model, self.progress)
 
     def _save_and_stop(self) -> NoReturn:
         self._save()
