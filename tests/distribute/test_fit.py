@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, finish, free_ports
+from processes import Processes, clusters, finish, free_ports
 from stacks import needs_keras3
 
 import tfwd
@@ -41,15 +41,6 @@ def start(
     return processes.python(
         RUN_FILE, [str(PROGRAM), str(folder), str(out), *scenarios], environment
     )
-
-
-def clusters(count: int = 2) -> list[dict[str, Any]]:
-    """Returns the content of TF_CONFIG of each worker."""
-    workers = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    return [
-        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        for index in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")

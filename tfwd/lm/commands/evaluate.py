@@ -12,9 +12,11 @@ from absl import flags
 from tfwd.lm.data.text import detokenize, load_splits, read_text, tokenize
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings import app
+from tfwd.runs.workers import flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.storage.trained_model import TrainedModel
+    from tfwd.runs.workers.workers import Workers
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.
@@ -44,35 +46,48 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "json", False, "print one line of JSON instead of a table", flag_values=values
     )
+    worker_flags.define(values)
 
 
-def main(values: flags.FlagValues) -> None:
-    """Evaluates, and prints the result."""
+def main(values: flags.FlagValues) -> int:
+    """Evaluates, and prints the result. Returns the exit code."""
+    hint = "start all workers again"
+    return worker_flags.run(values, "tfwd-evaluate", lambda workers: _main(values, workers), hint)
+
+
+def _main(values: flags.FlagValues, workers: Workers) -> int:
     from tfwd.lm.program import load
     from tfwd.runs.training.display import Output
+    from tfwd.runs.workers import agreement
 
-    text = read_text(values.text) if values.text else None
-    saved = load(values.workdir, values.checkpoint)
+    agreement.check_versions(workers)
+    text = workers.together(lambda: read_text(values.text) if values.text else None)
+    saved = workers.together(lambda: load(values.workdir, values.checkpoint))
+    agreement.check_weights(workers, saved.model.weights)
     if text is None:
-        result = evaluate_test(saved)
+        result = evaluate_test(saved, workers)
     else:
-        result = evaluate_text(saved, text, os.path.basename(values.text))
+        result = evaluate_text(saved, text, os.path.basename(values.text), workers=workers)
+    if not workers.is_chief:
+        return 0
     if values.json:
         finite = {k: _finite(v) for k, v in result.items()}
         print(json.dumps(finite))
     else:
         Output().print(table(result))
+    return 0
 
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluate_test(saved: TrainedModel) -> dict[str, Any]:
+def evaluate_test(saved: TrainedModel, workers: Workers | None = None) -> dict[str, Any]:
     """Evaluates a model on the test text of its own run, with the batch size of its report.
 
     Args:
         saved: the trained model.
+        workers: as in `evaluate_text`.
 
     Returns:
         As `evaluate_text`.
@@ -93,11 +108,21 @@ def evaluate_test(saved: TrainedModel) -> dict[str, Any]:
         source = f"the text in {path}" if path else f"the embedded text ({splits.name})"
         raise UserError(f"{source} is not the text that the run was trained on; give --text=FILE")
     return evaluate_text(
-        saved, splits.test, f"{splits.name}, test", batch_size=saved.config.data.eval_batch_size
+        saved,
+        splits.test,
+        f"{splits.name}, test",
+        saved.config.data.eval_batch_size,
+        workers,
     )
 
 
-def evaluate_text(saved: TrainedModel, text: str, name: str, batch_size: int = 0) -> dict[str, Any]:
+def evaluate_text(
+    saved: TrainedModel,
+    text: str,
+    name: str,
+    batch_size: int = 0,
+    workers: Workers | None = None,
+) -> dict[str, Any]:
     """Evaluates a model on a text.
 
     With `nats` the mean of -log p(token) over the predicted tokens,
@@ -113,8 +138,10 @@ def evaluate_text(saved: TrainedModel, text: str, name: str, batch_size: int = 0
             column is not predicted. Fewer tokens than there are columns may be dropped at the end.
             0 takes the run's `data.eval_batch_size`, or less for a short text, so that a column has
             at least a window.
+        workers: the `Workers` that divide the columns. A single process by default.
 
-    dict with "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
+    Returns:
+        dict with "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
     "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity" (None
     if too large for a float), "bits_per_token" and "bits_per_character".
 
@@ -128,7 +155,7 @@ def evaluate_text(saved: TrainedModel, text: str, name: str, batch_size: int = 0
     ids = vocabulary.encode(tokens)
     if not batch_size:
         batch_size = max(1, min(data.eval_batch_size, len(ids) // (data.eval_window + 1)))
-    found = evaluate(saved.model, ids, batch_size, data.eval_window, what=f"the text {name}")
+    found = evaluate(saved.model, ids, batch_size, data.eval_window, f"the text {name}", workers)
     characters = len(detokenize(tokens, vocabulary.level))
     return {
         "text": name,

@@ -107,17 +107,31 @@ def same_weights(workers: Workers, variables: Iterable[Any], say: Callable[[str]
     if workers.count == 1:
         return
     variables = list(variables)
-    values = [np.asarray(_keras.variables.value(variable)) for variable in variables]
-    digests = [hashlib.sha256(value.tobytes()).hexdigest() for value in values]
-    everyone = [json.loads(text) for text in workers.gather(json.dumps(digests).encode())]
-    different = [n for n, found in enumerate(zip(*everyone, strict=True)) if len(set(found)) > 1]
+    different = _different(workers, variables)
     for number in different:
-        _keras.variables.assign(variables[number], workers.from_chief(values[number]))
+        value = np.asarray(_keras.variables.value(variables[number]))
+        _keras.variables.assign(variables[number], workers.from_chief(value))
     if different:
         say(
             f"{len(different)} initial weights differed between the workers; all have the chief's "
             "now"
         )
+
+
+def check_weights(workers: Workers, variables: Iterable[Any]) -> None:
+    """Raises a `UserError` on all workers if they have read different weights."""
+    if workers.count > 1 and _different(workers, list(variables)):
+        raise UserError(
+            "the workers have read different weights: give a --workdir that all workers share"
+        )
+
+
+def _different(workers: Workers, variables: list[Any]) -> list[int]:
+    """Returns the numbers of the variables whose bits differ between the workers."""
+    values = (np.asarray(_keras.variables.value(variable)) for variable in variables)
+    digests = [hashlib.sha256(value.tobytes()).hexdigest() for value in values]
+    everyone = [json.loads(text) for text in workers.gather(json.dumps(digests).encode())]
+    return [n for n, found in enumerate(zip(*everyone, strict=True)) if len(set(found)) > 1]
 
 
 def _touch(path: Path) -> None:

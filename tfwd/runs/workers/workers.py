@@ -173,17 +173,14 @@ class Workers:
         """
         if self.count == 1:
             return work()
-        error: UserError | None = None
+        problem = ""
         try:
             result = work()
-        except UserError as raised:
-            error = raised
-        told = self.gather(b"" if error is None else str(error).encode())
-        if error is not None and self.index == min(n for n, text in enumerate(told) if text):
-            raise error
-        for index, text in enumerate(told):
+        except UserError as error:
+            problem = str(error)
+        for index, text in enumerate(self.gather(problem.encode())):
             if text:
-                where = "" if index == 0 else f"worker {index}: "
+                where = f"worker {index}: " if index else ""
                 raise UserError(where + text.decode())
         return result
 

@@ -1,0 +1,213 @@
+"""The meeting of workers before TensorFlow starts, and the addresses in `TF_CONFIG`.
+
+The workers are threads here. They have sockets of their own, as processes have.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+from processes import free_ports
+from stacks import once
+
+from tfwd.runs.errors import UserError
+from tfwd.runs.workers import rendezvous
+from tfwd.runs.workers.cluster import Cluster, find_cluster
+
+pytestmark = once
+
+
+def addresses(count: int) -> tuple[str, ...]:
+    return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
+
+
+def meet(clusters: list[Cluster], seconds: float = 10.0) -> list[str]:
+    """Lets workers meet, and returns what each raised, as "UserError: text"; "" for nothing."""
+    found = [""] * len(clusters)
+
+    def work(place: int) -> None:
+        try:
+            rendezvous.meet(clusters[place], seconds)
+        except (UserError, rendezvous.Late) as error:
+            found[place] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=work, args=[n]) for n in range(len(clusters))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_all_workers_go_on(count: int) -> None:
+    those = addresses(count)
+    assert meet([Cluster(those, number) for number in range(count)]) == [""] * count
+
+
+def test_the_chief_may_come_last() -> None:
+    those = addresses(2)
+    found: list[str] = []
+    first = threading.Thread(target=lambda: found.extend(meet([Cluster(those, 1)])))
+    first.start()
+    threading.Event().wait(1.0)
+    assert meet([Cluster(those, 0)]) == [""]
+    first.join(timeout=60)
+    assert found == [""]
+
+
+def test_a_missing_worker_is_named_to_all() -> None:
+    those = addresses(3)
+    line = f"Late: after 1 seconds, no word from worker 1 ({those[1]})"
+    assert meet([Cluster(those, 0), Cluster(those, 2)], seconds=1.0) == [line, line]
+
+
+def test_a_missing_chief_is_named() -> None:
+    those = addresses(3)
+    for found in meet([Cluster(those, 1), Cluster(those, 2)], seconds=1.0):
+        assert found.startswith(
+            f"Late: after 1 seconds, no word from the chief, worker 0 ({those[0]})"
+        )
+
+
+def test_a_host_that_does_not_exist() -> None:
+    own = addresses(1)[0]
+    (found,) = meet([Cluster(("no-such-host.invalid:2222", own), 1)], seconds=1.0)
+    assert "no word from the chief, worker 0 (no-such-host.invalid:2222)" in found
+
+
+def test_two_workers_of_one_number_on_two_machines() -> None:
+    """Both have the number 1. On another machine, the second can listen at the same port."""
+    those = addresses(3)
+    one, other = Cluster(those, 1), Cluster(those, 1)
+    found: dict[str, str] = {}
+
+    def pretend() -> None:
+        with socket.create_connection(("127.0.0.1", int(those[0].rpartition(":")[2]))) as chief:
+            hello = {"number": other.number, "addresses": list(those)}
+            chief.sendall(json.dumps(hello).encode() + b"\n")
+            found["other"] = chief.makefile().readline()
+
+    ends: list[str] = []
+    first = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0), one])))
+    first.start()
+    threading.Event().wait(1.0)
+    pretend()
+    first.join(timeout=60)
+    line = "two workers have the number 1: give each worker its own index"
+    assert ends == [f"UserError: {line}"] * 2
+    assert "two workers have the number 1" in found["other"]
+
+
+def test_two_workers_of_one_number_on_one_machine() -> None:
+    those = addresses(2)
+    with socket.socket() as taken:
+        taken.bind(("", int(those[1].rpartition(":")[2])))
+        taken.listen()
+        (found,) = meet([Cluster(those, 1)])
+    assert found.startswith(f"UserError: worker 1 ({those[1]}) cannot listen at port")
+
+
+def test_a_worker_with_other_addresses_is_refused() -> None:
+    those = addresses(3)
+    changed = (*those[:2], "elsewhere:2222")
+    found = meet([Cluster(those, 0), Cluster(changed, 1)])
+    assert all("another list of addresses than the chief" in each for each in found)
+
+
+def test_a_worker_that_does_not_listen_at_its_address() -> None:
+    those = addresses(2)
+
+    def pretend() -> None:
+        port = int(those[0].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as chief:
+            hello = {"number": 1, "addresses": list(those)}
+            chief.sendall(json.dumps(hello).encode() + b"\n")
+            chief.makefile().readline()
+
+    late = threading.Timer(0.5, pretend)
+    late.start()
+    (found,) = meet([Cluster(those, 0)])
+    late.join()
+    assert found.startswith(f"UserError: worker 1 ({those[1]}) does not answer there")
+
+
+def test_a_worker_that_ended_may_come_again() -> None:
+    those = addresses(2)
+    ends: list[str] = []
+    chief = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0)])))
+    chief.start()
+    threading.Event().wait(0.5)
+    port = int(those[0].rpartition(":")[2])
+    # The only other worker dies before it has said a whole line.
+    with socket.create_connection(("127.0.0.1", port)) as dying:
+        dying.sendall(b'{"number": 1')
+    assert meet([Cluster(those, 1)]) == [""]
+    chief.join(timeout=60)
+    assert ends == [""]
+
+
+def test_another_program_that_connects_is_ignored() -> None:
+    those = addresses(2)
+    ends: list[str] = []
+    chief = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0)])))
+    chief.start()
+    threading.Event().wait(0.5)
+    with socket.create_connection(("127.0.0.1", int(those[0].rpartition(":")[2]))) as scanner:
+        scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
+    assert meet([Cluster(those, 1)]) == [""]
+    chief.join(timeout=60)
+    assert ends == [""]
+
+
+def config(cluster: Any, **task: Any) -> dict[str, str]:
+    task = {"type": "worker", "index": 0, **task}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+TWO = {"worker": ["a:1", "b:2"]}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (config(TWO), Cluster(("a:1", "b:2"), 0)),
+        (config(TWO, index=1), Cluster(("a:1", "b:2"), 1)),
+        (config({"chief": ["c:1"], **TWO}, index=1), Cluster(("c:1", "a:1", "b:2"), 2)),
+        (config({"chief": ["c:1"], **TWO}, type="chief"), Cluster(("c:1", "a:1", "b:2"), 0)),
+        (config({"worker": ["a:1"]}), None),
+        ({"TF_CONFIG": "{}"}, None),
+        ({}, None),
+    ],
+)
+def test_the_cluster_of_tf_config(environment: dict[str, str], expected: Any) -> None:
+    assert find_cluster("auto", environment) == expected
+    assert find_cluster("one", environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "no cluster and task"),
+        (config(TWO, index=2), "the index 2 of the job 'worker', outside the cluster"),
+        (config(TWO, index=-1), "the index -1 of the job 'worker', outside the cluster"),
+        (config(TWO, index=True), "outside the cluster"),
+        (config(TWO, type="evaluator"), "the task type 'evaluator'"),
+        (config({**TWO, "ps": ["d:1"]}), "the job 'ps'"),
+        (config({"worker": ["a:1", "a:1"]}), "names the address a:1 twice"),
+        (config({"worker": ["a:1", "b"]}), "'b' is not an address"),
+        (config({"worker": ["a:1", "b:99999"]}), "'b:99999' is not an address"),
+        (config({"worker": "a:1"}), "is not a list of addresses"),
+        ({}, "neither TF_CONFIG nor the variables of a Slurm step"),
+    ],
+)
+def test_a_wrong_tf_config_is_one_line(environment: dict[str, str], part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find_cluster("multi_worker", environment)
+    assert part in str(caught.value) and "\n" not in str(caught.value)
