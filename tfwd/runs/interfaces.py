@@ -102,8 +102,14 @@ class Step(Protocol):
     averaging: NonMonotonicASGD | None
     unused: list[str]
 
-    def __call__(self, *batch: Any) -> None:
-        """Makes the step if it is finite. After a step that is not finite, makes no more steps."""
+    def __call__(self, *batch: Any, update: bool = True) -> None:
+        """Makes the step if it is finite. After a step that is not finite, makes no more steps.
+
+        Args:
+            *batch: the batch.
+            update: bool. False only gathers the gradient. It is given for
+                `optimizer.steps_per_update` above 1 only.
+        """
 
     def trace(self) -> None:
         """Traces the step. Otherwise the first call does it."""

@@ -92,6 +92,9 @@ OPTIMIZER_KEYS = {
         WHOLE,
         "average weights (NT-ASGD) after N epochs without a better one; 0: off",
     ),
+    "optimizer.steps_per_update": Key(
+        1, COUNT, "steps whose mean gradient makes one update; workers send it once"
+    ),
     "optimizer.clip_norm": Key(0.25, NOT_NEGATIVE, "largest global norm of the gradient; 0: off"),
 }
 

@@ -63,8 +63,11 @@ class TrainStep(abc.ABC):
         loss      = mean(nats)
         gradient  = clip by the global norm of d(objective)/d(weights), + l2 * weights
 
+    With `steps_per_update=k`, an update takes the mean of the gradients and of the learning rates
+    of k steps. Clipping and l2 act on the mean.
+
     Several workers divide the rows of the batch. The objective of each worker is weighted by the
-    worker's share of the rows, and the gradients are summed over the workers.
+    worker's share of the rows. The gradients are summed over the workers, once per update.
 
     Args:
         model: the model.
@@ -78,6 +81,8 @@ class TrainStep(abc.ABC):
         sparse: bool. Keeps the gradient of a table that is only looked up in as rows.
         checked: bool. Skips a step that is not finite.
         whole: bool. Also checks the inputs and outputs of each layer.
+        steps_per_update: int. The number of steps before an update. A step that is skipped also
+            drops the gradients since the last update.
         workers: the `Workers` that train together. A single process by default.
 
     Attributes:
@@ -97,6 +102,7 @@ class TrainStep(abc.ABC):
         sparse: bool = False,
         checked: bool = True,
         whole: bool = False,
+        steps_per_update: int = 1,
         workers: Workers | None = None,
     ):
         self.model, self.optimizer, self.state = model, optimizer, state
@@ -114,6 +120,14 @@ class TrainStep(abc.ABC):
         trained = {id(_keras.variables.tf_variable(v)) for v in model.trainable_variables}
         self._draws = [v for v in tracked(model) if id(v) not in trained]
         self.function = tf.function(self._step, input_signature=list(signature))
+        self._gathered: list[tf.Variable] = []  # the sums of the gradients since the last update
+        if steps_per_update > 1:
+            weights = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+            self._gathered = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+            self._rates = tf.Variable([0.0, 0.0], trainable=False)  # sum and number of the rates
+            self._gather = tf.function(
+                lambda *batch: self._step(*batch, updates=False), input_signature=list(signature)
+            )
 
     @abc.abstractmethod
     def forward(self, *batch: tf.Tensor) -> Forward:
@@ -127,8 +141,8 @@ class TrainStep(abc.ABC):
         """Makes the update. The optimizer already has the step's learning rate."""
         _keras_training.make_step(self.optimizer, gradients, variables)
 
-    def __call__(self, *batch: tf.Tensor) -> None:
-        self.function(*batch)
+    def __call__(self, *batch: tf.Tensor, update: bool = True) -> None:
+        (self.function if update else self._gather)(*batch)
 
     def trace(self) -> None:
         """Traces the step. Otherwise the first call does it."""
@@ -148,7 +162,7 @@ class TrainStep(abc.ABC):
 
             def again(*batch: tf.Tensor) -> None:
                 with probes:
-                    self._step(*batch, whole=False)
+                    self._step(*batch, whole=False, updates=not self._gathered)
 
             signature = self.function.input_signature
             self._diagnosis = probes, tf.function(again, input_signature=signature)
@@ -170,8 +184,14 @@ class TrainStep(abc.ABC):
         """Makes steps again, as if the failed step had been made."""
         self._failed.assign(False)
         self.state.step.assign_add(1)
+        self._forget_gathered()
 
-    def _step(self, *batch: tf.Tensor, whole: bool | None = None) -> None:
+    def _forget_gathered(self) -> None:
+        if self._gathered:
+            for variable in [*self._gathered, self._rates]:
+                variable.assign(tf.zeros_like(variable))
+
+    def _step(self, *batch: tf.Tensor, whole: bool | None = None, updates: bool = True) -> None:
         state = self.state
         looked_at: list[Any] = []
         watched: Any = contextlib.nullcontext()
@@ -201,12 +221,19 @@ class TrainStep(abc.ABC):
         total = tf.reduce_sum(tf.cast(output.nats, tf.float64))
         counted = tf.cast(tf.size(output.nats), tf.float64)
         all_are_finite = all_finite(looked_at)
+        if not updates and not scales_loss:
+            all_are_finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
+        rate = self.rate(*batch)
+        if updates and self._gathered:
+            gradients, rate = self._means(gradients, rate)
         if share is not None:
             rows = tf.cast(share > 0, tf.float64)  # a worker without rows has a copy of another's
             bad = tf.cast(~all_are_finite, tf.float64)
             numbers = tf.concat([[total * rows, counted * rows, bad], self.workers.vote], 0)
-            *gradients, numbers = self.workers.sum([*gradients, numbers])
-            gradients = [None if g is None else once(g) for g in gradients]
+            sent = gradients if updates else []
+            *summed_gradients, numbers = self.workers.sum([*sent, numbers])
+            if updates:
+                gradients = [None if g is None else once(g) for g in summed_gradients]
             total, counted, bad = tf.unstack(numbers[:3])
             loss, all_are_finite = total / counted, bad == 0
             self.workers.votes.assign(numbers[3:])
@@ -214,10 +241,10 @@ class TrainStep(abc.ABC):
         if scales_loss:
             unit = tf.cast(_keras_training.loss_scale(self.optimizer), tf.float32)
         norm = tf.linalg.global_norm(gradients)
-        if self.clip_norm:
+        if self.clip_norm and updates:
             limit = self.clip_norm * unit if scales_loss else self.clip_norm
             gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
-        if self.l2:
+        if self.l2 and updates:
             gradients = [
                 None
                 if g is None
@@ -228,23 +255,29 @@ class TrainStep(abc.ABC):
         finite = tf.math.is_finite(loss)
         if scales_loss:
             norm = norm / unit  # the scaler handles a norm that is not finite
-        else:
+        elif updates:
             finite = finite & tf.math.is_finite(norm)
         finite = finite & all_are_finite
-        rate = self.rate(*batch)
         finite = finite & tf.math.is_finite(rate)
 
         def update() -> tf.Tensor:
-            _keras_training.set_learning_rate(self.optimizer, rate)
-            with warnings.catch_warnings():  # for unused weights: see `unused`
-                warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
-                self.apply(gradients, variables)
+            if updates:
+                _keras_training.set_learning_rate(self.optimizer, rate)
+                with warnings.catch_warnings():  # for unused weights: see `unused`
+                    warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
+                    self.apply(gradients, variables)
+                self._forget_gathered()
+                state.gradient_norm.assign(norm)
+                self._norms.assign(tf.concat([self._norms[1:], [norm]], 0))
+            else:
+                for variable, gradient in zip(self._gathered, gradients, strict=True):
+                    if gradient is not None:
+                        variable.assign_add(gradient)
+                self._rates.assign_add([rate, 1.0])
             for old, new in zip(state.carried, output.states, strict=True):
                 for variable, value in zip(old, new, strict=True):
                     self.workers.assign_rows(variable, value)
             state.step.assign_add(1)
-            state.gradient_norm.assign(norm)
-            self._norms.assign(tf.concat([self._norms[1:], [norm]], 0))
             for nats_sum, count in (
                 (state.epoch_nats, state.epoch_tokens),
                 (state.log_nats, state.log_tokens),
@@ -266,6 +299,15 @@ class TrainStep(abc.ABC):
         else:
             update()
 
+    def _means(self, gradients: list[Any], rate: tf.Tensor) -> tuple[list[Any], tf.Tensor]:
+        """Returns the means of the gradients and rates since the last update, with these."""
+        count = self._rates[1] + 1.0
+        means = [
+            None if g is None else (gathered + g) / tf.cast(count, gathered.dtype)
+            for gathered, g in zip(self._gathered, gradients, strict=True)
+        ]
+        return means, (self._rates[0] + rate) / count
+
 
 def optimizer_and_options(
     config: ml_collections.ConfigDict, model: keras.Model, own: Sequence[str] = ()
@@ -281,7 +323,14 @@ def optimizer_and_options(
         UserError: the optimizer does not take its arguments, or a pattern matches no weight.
     """
     optimizer = {k: v for k, v in config.optimizer.to_dict().items() if k not in own}
-    rate, clip_norm, l2 = (optimizer.pop(key) for key in ("learning_rate", "clip_norm", "l2"))
+    rate, clip_norm, l2, steps_per_update = (
+        optimizer.pop(key) for key in ("learning_rate", "clip_norm", "l2", "steps_per_update")
+    )
+    if steps_per_update > 1 and optimizer["decay_sparse"] == "rows":
+        raise UserError(
+            f"optimizer.steps_per_update={steps_per_update} with optimizer.decay_sparse=rows: the "
+            "mean of several gradients has all rows; give decay_sparse=table"
+        )
     made = make_optimizer(
         optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
     )
@@ -297,5 +346,6 @@ def optimizer_and_options(
         "sparse": optimizer["decay_sparse"] == "rows",
         "checked": config.numerics.check != "off",
         "whole": config.numerics.whole,
+        "steps_per_update": steps_per_update,
     }
     return made, options

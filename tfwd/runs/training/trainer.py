@@ -217,12 +217,15 @@ class Trainer(abc.ABC):
         sizes = self.epoch_sizes(progress.epoch)
         title = f"epoch {progress.epoch + 1}/{self.config.training.epochs}"
         self.display.epoch(title, len(sizes), progress.window)
+        due = False
         for batch in self.epoch_batches(progress.window):
             found = self.measure(*batch)
             if found is not None:
                 record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
                 self._log_record({**record, **found})
-            due = self._make_step(batch)
+            # Checkpoints are made after updates, where no gradients are gathered.
+            updates = self._updates(progress.window, len(sizes))
+            due |= self._make_step(batch, updates)
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
@@ -231,23 +234,29 @@ class Trainer(abc.ABC):
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
             self._show_progress(sizes)
-            if self.stop:
+            if self.stop and updates:
                 self._save_and_stop()
-            if due:
+            if due and updates:
                 self._save()
+                due = False
         self._end_epoch(title)
 
-    def _make_step(self, batch: tuple[Any, ...]) -> bool:
+    def _updates(self, window: int, windows: int) -> bool:
+        """Returns True if a step of the epoch makes an update. The last step always does."""
+        return window + 1 == windows or (window + 1) % self.config.optimizer.steps_per_update == 0
+
+    def _make_step(self, batch: tuple[Any, ...], updates: bool) -> bool:
         """Makes a step. Returns True if a checkpoint must be saved after it.
 
         All workers must save and stop after the same step. They learn in the step who wants it.
         """
+        how = {} if updates else {"update": False}
         if self.workers.count == 1:
-            self.step(*batch)
+            self.step(*batch, **how)
             return self._checkpoint_is_due(self.progress.step + 1)
         due = self._checkpoint_is_due(self.progress.step + 1)
         self.workers.vote.assign([*self._stop_vote(), float(due and self.workers.is_chief)])
-        self.step(*batch)
+        self.step(*batch, **how)
         votes = self.workers.votes.numpy()
         self._take_stop(votes[:-1])
         return bool(votes[-1])
