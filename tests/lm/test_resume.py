@@ -139,6 +139,22 @@ def test_asked_to_stop_loses_no_step(config, whole, tmp_path, processes):
 
 
 @once
+def test_a_stop_waits_for_the_update(config, tmp_path, processes):
+    """Stops a run with an update in every third step, which saves where nothing is gathered."""
+    flags = "--config.optimizer.steps_per_update=3", "--config.training.checkpoint_steps=0"
+    code, output = finish(start(processes, config, tmp_path / "whole", *flags))
+    assert code == 0, output
+    workdir = tmp_path / "run"
+    at = (signal.SIGTERM, 16)
+    code, output = finish(start(processes, config, workdir, *flags, at=at))
+    assert code == 143, output
+    assert Checkpoints(workdir / "checkpoints").steps()[-1] == 18
+    code, output = finish(start(processes, config, workdir, *flags))
+    assert code == 0, output
+    assert_same_run(workdir, tmp_path / "whole")
+
+
+@once
 def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processes):
     workdir = tmp_path / "run"
     checkpoints = Checkpoints(workdir / "checkpoints")
