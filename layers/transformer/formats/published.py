@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
@@ -21,6 +22,7 @@ from tfwd.layers.transformer.formats.configuration import Configuration, is_publ
 from tfwd.layers.transformer.formats.families import FAMILIES
 from tfwd.paths import compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules
+from tfwd.pretrained.sharing import lockstep
 from tfwd.pretrained.targets import targets_of
 
 
@@ -352,8 +354,15 @@ class _CachedInitializer(keras.initializers.Initializer):
 
 
 def initialize_variables(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
-    """Initializes the variables of some paths with their initializers."""
-    for target in targets_of(layer):
-        if target.path in paths:
-            start = getattr(target.owner, f"{target.name}_initializer")
-            target.variable.assign(start(target.shape, dtype=target.dtype))
+    """Initializes the variables of some paths with their initializers.
+
+    All workers get the numbers of the chief.
+    """
+    with lockstep(layer.weights) as workers:
+        for target in targets_of(layer):
+            if target.path in paths:
+                start = getattr(target.owner, f"{target.name}_initializer")
+                values = start(target.shape, dtype=target.dtype)
+                if not workers.is_alone:
+                    values = workers.array_from_chief(functools.partial(np.asarray, values))
+                target.variable.assign(values)
