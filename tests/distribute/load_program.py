@@ -153,7 +153,7 @@ def mixout(strategy: Any, folder: Path) -> Any:
 
 def memory(strategy: Any, folder: Path) -> Any:
     """Returns the largest memory of arrays, which becomes the weights' own, and of a message."""
-    layer = Several({f"float32_{i}": (4 << 20,) for i in range(3)}, name="large")
+    layer = Several({f"float32_{i}": (8 << 20,) for i in range(3)}, name="large")
     layer.build()
     own, sizes = tfwd._keras.Lockstep._sum, []
 

@@ -13,7 +13,9 @@ import tensorflow as tf
 from tfwd._keras_shared.workers import gather_bytes, worker_index
 
 CHUNK = 4 << 20  # bytes that are sent at once
-_HEAD = 256  # words of a message that are sent at once: most messages are shorter
+# Words of the first part of a message. It takes as long as a part of a few words, and suffices for
+# most messages.
+_HEAD = 16 << 10
 _DIFFERENT = (
     "the workers made different calls, while they shared a file that the chief reads; make the "
     "same calls on all workers, and start all workers again"
@@ -63,7 +65,7 @@ class Lockstep:
         if error is None or isinstance(error, Exception):
             self._exchange(b"", error)
 
-    def bytes_from_chief(self, make: Callable[[], bytes]) -> bytes:
+    def bytes_from_chief(self, make: Callable[[], bytes]) -> bytes | bytearray:
         """Returns the bytes that a function returns on the chief.
 
         Args:
@@ -79,36 +81,6 @@ class Lockstep:
             return make()
         return json.loads(self.bytes_from_chief(lambda: json.dumps(make()).encode()))
 
-    def array_from_chief(self, make: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-        """Returns the array, or None, that a function returns on the chief, bit for bit.
-
-        Args:
-            make: function without arguments. Only the chief calls it.
-        """
-        if self.is_alone:
-            return make()
-        mine: list[np.ndarray | None] = []
-
-        def head() -> list[Any] | None:
-            array = make()
-            mine.append(array)
-            if array is None:
-                return None
-            return [_dtype_name(array), list(array.shape)]
-
-        shared = self.json_from_chief(head)
-        if shared is None:
-            return None
-        dtype, shape = shared
-        if mine and mine[0] is not None:
-            array = mine[0]
-            native = array.astype(array.dtype.newbyteorder("="), copy=False)
-            self._share(_bytes_of(np.ascontiguousarray(native)))
-            return array
-        array = np.empty(shape, tf.as_dtype(dtype).as_numpy_dtype)
-        self._share(_bytes_of(array), receive=True)
-        return array
-
     def _try(self, make: Callable[[], bytes]) -> bytes:
         """Calls a function. Its exception is raised on all workers."""
         try:
@@ -117,7 +89,7 @@ class Lockstep:
             self._exchange(b"", error)
             raise
 
-    def _exchange(self, content: bytes, error: Exception | None = None) -> bytes:
+    def _exchange(self, content: bytes, error: Exception | None = None) -> bytes | bytearray:
         """Returns the content of the chief, or raises the exception of a worker."""
         head = np.zeros(_HEAD, np.int32)
         head[:2] = error is not None, len(content)
@@ -126,13 +98,14 @@ class Lockstep:
         total = self._sum(head)
         if total[0]:
             self._fail(error)
-        whole = np.zeros(int(total[1]), np.uint8)
-        whole[:room] = _bytes_of(total[2:])[: len(whole)]
-        if len(whole) > room:
-            if self.is_chief:
-                whole[room:] = np.frombuffer(content[room:], np.uint8)
-            self._share(whole[room:], receive=not self.is_chief)
-        return whole.tobytes()
+        if self.is_chief:
+            self._share(np.frombuffer(content, np.uint8)[room:])
+            return content
+        whole = bytearray(int(total[1]))
+        found = np.frombuffer(whole, np.uint8)
+        found[:room] = _bytes_of(total[2:])[: len(whole)]
+        self._share(found[room:], receive=True)
+        return whole
 
     def _share(self, content: np.ndarray, receive: bool = False) -> None:
         """Sends bytes from the chief to all workers, which receive them in place."""
@@ -199,8 +172,3 @@ def _made(kind: type[Exception]) -> Exception | None:
 def _bytes_of(array: np.ndarray) -> np.ndarray:
     """Returns the memory of an array as bytes."""
     return array.reshape(-1).view(np.uint8)
-
-
-def _dtype_name(array: np.ndarray) -> str:
-    """Returns the name of a dtype, with which TensorFlow finds the dtype again."""
-    return tf.as_dtype(array.dtype.newbyteorder("=")).name

@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.pretrained.sources.base import Entry, Source
+from tfwd.pretrained.sources.base import Entry, Source, SourceError
 from tfwd.pretrained.sources.opening import open_source
+
+_SENT = 4 << 20  # bytes that are sent at once: a smaller message takes longer per byte
 
 
 def lockstep(variables: Iterable[Any], *classes: type[Exception]) -> _keras.Lockstep:
@@ -53,24 +55,44 @@ class _SharedSource(Source):
         self.entries = {key: Entry(tuple(shape), dtype) for key, (shape, dtype) in entries.items()}
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        own: Any = None
-
-        def block() -> np.ndarray | None:
-            nonlocal own
-            own = self._own.blocks(key, into) if own is None else own
-            return next(own, None)
-
-        while (shared := self._workers.array_from_chief(block)) is not None:
-            yield shared
+        entry = self.entries[key]
+        shape, dtype = entry.shape or (1,), _numpy_dtype(entry)
+        count = max(1, _SENT * shape[0] // max(1, entry.nbytes))
+        chiefs = self._rows(key, shape, count) if self._workers.is_chief else iter(())
+        for start in range(0, shape[0], count):
+            rows = min(count, shape[0] - start)
+            content = self._workers.bytes_from_chief(lambda: next(chiefs).tobytes())
+            yield np.frombuffer(content, dtype).reshape(rows, *shape[1:])
 
     def head(self, key: str) -> np.ndarray:
-        shared = self._workers.array_from_chief(lambda: self._own.head(key))
-        assert shared is not None
-        return shared
+        content = self._workers.bytes_from_chief(lambda: self._own.head(key).tobytes())
+        return np.frombuffer(content, _numpy_dtype(self.entries[key]))
+
+    def _rows(self, key: str, shape: tuple[int, ...], count: int) -> Iterator[np.ndarray]:
+        """Yields a tensor in blocks of `count` rows. The file's own blocks have fewer or more."""
+        block = np.empty((min(count, shape[0]), *shape[1:]), _numpy_dtype(self.entries[key]))
+        done = 0  # rows
+        for part in self._own.blocks(key):
+            rest = np.atleast_1d(part)
+            while len(rest) and done < shape[0]:
+                start = done % count
+                taken = rest[: min(count - start, shape[0] - done)]
+                block[start : start + len(taken)] = taken
+                rest, done = rest[len(taken) :], done + len(taken)
+                if done % count == 0 and done < shape[0]:
+                    yield block
+        # The end comes after the whole file was read, because some files end with a checksum.
+        if done != shape[0]:
+            raise SourceError(f"{self.path}: '{key}' ended after {done} rows")
+        yield block[: (done - 1) % count + 1]
 
     def close(self) -> None:
         if self._own is not None:
             self._own.close()
+
+
+def _numpy_dtype(entry: Entry) -> Any:
+    return tf.as_dtype(entry.dtype).as_numpy_dtype
 
 
 def _strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:

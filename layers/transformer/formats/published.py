@@ -364,5 +364,7 @@ def initialize_variables(layer: keras.layers.Layer, paths: Sequence[str]) -> Non
                 start = getattr(target.owner, f"{target.name}_initializer")
                 values = start(target.shape, dtype=target.dtype)
                 if not workers.is_alone:
-                    values = workers.array_from_chief(functools.partial(np.asarray, values))
+                    drawn = np.asarray(values)
+                    content = workers.bytes_from_chief(drawn.tobytes)
+                    values = np.frombuffer(content, drawn.dtype).reshape(drawn.shape)
                 target.variable.assign(values)
