@@ -116,6 +116,11 @@ def write(folder: Path) -> None:
     checkpoint.write(str(folder / "checkpoint" / "all"))
     save_file(model, folder / "dense.safetensors")
     shutil.copytree(PUBLISHED, folder / "bert")
+    arrays = load_file(PUBLISHED / "model.safetensors")
+    without = {name: array for name, array in arrays.items() if "pooler" not in name}
+    assert len(without) < len(arrays)
+    (folder / "bert" / "model.safetensors").unlink()
+    save_file(without, folder / "bert" / "model.safetensors")
     np.savez(folder / "mixout.npz", **{k: v for k, v in model.items() if "first" in k})
 
     save_file({f"float32_{i}": np.full(LARGE, i, "f4") for i in range(3)}, folder / "l.safetensors")
