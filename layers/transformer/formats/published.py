@@ -119,7 +119,8 @@ class Published(Composite):
     ) -> Any:
         """Creates a built layer with the weights of a published model.
 
-        The variables are created once, without random numbers. They are filled tensor by tensor.
+        The variables are created once, without random numbers. They are filled tensor by tensor. In
+        the scope of a strategy with several workers, only the chief reads the files.
 
         Args:
             source: Folder with `config.json` and weights, or the file of weights beside a
