@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfwd._keras_shared.interception import calls_of, computed_loss, patched
+from tfwd._keras_shared.lockstep import Lockstep
 from tfwd._keras_shared.own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
@@ -66,6 +67,7 @@ else:
 __all__ = [
     "GENERATION",
     "IS_KERAS_2",
+    "Lockstep",
     "calls",
     "calls_of",
     "computed_loss",

@@ -22,7 +22,7 @@ from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.parametrizations.parametrized_layers import added_in_place
 from tfwd.pretrained import listeners
-from tfwd.pretrained.sources.opening import open_source
+from tfwd.pretrained.sharing import lockstep, open_together
 
 
 class _Reference(NamedTuple):
@@ -301,8 +301,9 @@ def _read(layer: str, target: Target, source: Any) -> np.ndarray:
         return _of_plan(where, target, source)
     if isinstance(source, Mapping):
         return _of_keys(where, target, list(source), lambda key: np.asarray(source[key]))
+    workers = lockstep([target.variable], pretrained.SourceError)
     try:
-        with open_source(source) as file:
+        with workers, open_together(workers, source) as file:
             return _of_keys(where, target, list(file.entries), file.read)
     except pretrained.SourceError as error:
         raise ValueError(f"{where} cannot read its reference: {error}") from error

@@ -43,6 +43,8 @@ BY_HAND = "tests/layers/transformer/test_by_hand.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
+LOCKSTEP = "tfwd/_keras_shared/lockstep.py"
+SHARED = ("tests/distribute/test_load.py",)
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
 IN_PLACE = "layers/_substitution/in_place/"
@@ -766,6 +768,42 @@ DEFECTS = [
         "        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}",
         "        return {}",
         ("tests/in_place/test_several.py",),
+    ),
+    # Loading on several workers
+    Defect(
+        "workers are not told of another worker's failure",
+        LOCKSTEP,
+        "        if error is None or isinstance(error, Exception):",
+        "        if error is None:",
+        SHARED,
+    ),
+    Defect(
+        "workers do not get the end of a long message",
+        LOCKSTEP,
+        "        for start in range(0, len(content), CHUNK):",
+        "        for start in range(0, len(content) - CHUNK, CHUNK):",
+        SHARED,
+    ),
+    Defect(
+        "workers with other plans load their weights",
+        "tfwd/pretrained/plan.py",
+        "            if here != there:",
+        "            if here[:1] != there[:1]:",
+        SHARED,
+    ),
+    Defect(
+        "each of several workers draws the parts that a file lacks",
+        "layers/transformer/formats/published.py",
+        "                if not workers.is_alone:",
+        "                if workers is None:",
+        SHARED,
+    ),
+    Defect(
+        "each of several workers reads the config of a model",
+        "layers/transformer/formats/configuration.py",
+        "            name, values = workers.json_from_chief(lambda: _read(path))",
+        "            name, values = _read(path)",
+        SHARED,
     ),
     # Loading pretrained weights
     Defect(

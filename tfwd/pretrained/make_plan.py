@@ -13,9 +13,9 @@ from tfwd import _keras
 from tfwd.paths import PatternIndex, compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown
-from tfwd.pretrained.plan import Plan, hints
-from tfwd.pretrained.sources.base import Entry, Source
-from tfwd.pretrained.sources.opening import open_source
+from tfwd.pretrained.plan import Plan, PlanError, hints
+from tfwd.pretrained.sharing import lockstep, open_together
+from tfwd.pretrained.sources.base import Entry, Source, SourceError
 from tfwd.pretrained.targets import Target, paths_of, targets_of
 
 # Indices that PyTorch stores beside the weights.
@@ -83,16 +83,22 @@ def plan(
             f"mapping={mapping!r} is a {type(mapping).__name__}: give a dict from patterns of "
             "paths to keys, as {'layer_0': 'enc.0'}"
         )
-    targets = targets_of(model)
-    with open_source(source) as opened:
-        if mapping is None and family_rules is None:
-            family_rules = _rules_of_layers(model, targets, opened)
-        planning = _Planner(model, opened, targets, mapping, prefix, family_rules)
-        return planning.plan(_listed(ignore), _listed(allow_missing), strict)
+    with lockstep(model.weights if model.built else (), PlanError, SourceError) as workers:
+        targets = targets_of(model)
+        with open_together(workers, source) as opened:
+            if mapping is None and family_rules is None:
+                family_rules = _rules_of_layers(model, targets, opened)
+            planning = _Planner(model, opened, targets, mapping, prefix, family_rules)
+            return planning.plan(_listed(ignore), _listed(allow_missing), strict)
 
 
 def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: Any) -> Plan:
     """Loads weights into a built model: `plan(model, source, ...).apply()`.
+
+    Under `tf.distribute.MultiWorkerMirroredStrategy`, all workers must call it. Only the chief
+    reads the file, and sends it to the others block by block. The path need not exist on the other
+    workers. All end with the same bits, or with the same error. That holds in the scope of the
+    strategy, and outside for a model that was made in the scope.
 
     Args:
         model, source: as in `plan`.
@@ -102,8 +108,10 @@ def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: A
         The applied plan.
 
     Raises:
-        PlanError: something is missing, unexpected or has another shape. Then nothing is loaded.
+        PlanError: something is missing, unexpected or has another shape, or workers have different
+            models. Then nothing is loaded.
         SourceError: the file does not exist, or is incomplete.
+        tf.errors.UnavailableError: another worker ended.
     """
     return plan(model, source, **options).apply()
 

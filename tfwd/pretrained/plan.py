@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfwd import _keras
 from tfwd.pretrained import assign, listeners
 from tfwd.pretrained.layouts import Step
-from tfwd.pretrained.sources.base import Entry, Source
-from tfwd.pretrained.sources.opening import open_source
+from tfwd.pretrained.sharing import lockstep, open_together
+from tfwd.pretrained.sources.base import Entry, Source, SourceError
 
 SHOWN = 10  # problems of one kind in a message
 WIDTH = 100  # characters in a line of a table
@@ -105,6 +106,8 @@ class Plan:
     def apply(self, allow_overflow: bool = False) -> Plan:
         """Checks all numbers, and then assigns each variable its tensor.
 
+        On several workers, all must call it, and only the chief reads the file. See `load`.
+
         Args:
             allow_overflow: bool. Allows numbers that are too large for a variable's dtype to become
                 infinite.
@@ -114,20 +117,25 @@ class Plan:
 
         Raises:
             PlanError: there are problems, or the file has other names, shapes or dtypes than when
-                the plan was made. Then nothing is assigned.
+                the plan was made, or workers have different plans. Then nothing is assigned.
             SourceError: the file cannot be read.
+            tf.errors.UnavailableError: another worker ended.
 
         Warns:
             UserWarning: some numbers are NaN or infinite, or more than one in a thousand becomes 0
                 in a variable's dtype. If that holds for a whole tensor, it is an error.
         """
-        self.check()
-        with self._opened() as source:
+        with self._workers() as workers:
+            self._check_equal(workers, allow_overflow)
+            self.check()
             doubts: list[str] = []
-            if mistakes := assign.problems_in_numbers(source, self.steps, allow_overflow, doubts):
-                lines = "".join(f"\n- {line}" for line in mistakes)
-                raise PlanError(f"{self.source}: nothing was loaded.{lines}")
-            assign.assign(source, self.steps, doubts)
+            with self._opened(workers) as source:
+                if mistakes := assign.problems_in_numbers(
+                    source, self.steps, allow_overflow, doubts
+                ):
+                    lines = "".join(f"\n- {line}" for line in mistakes)
+                    raise PlanError(f"{self.source}: nothing was loaded.{lines}")
+                assign.assign(source, self.steps, doubts)
         listeners.tell(step.target.variable for step in self.steps)
         if doubts:
             more = f"; and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
@@ -145,14 +153,35 @@ class Plan:
         """
         for step in self.steps:
             if step.target.variable is variable:
-                with self._opened() as source:
+                with self._workers() as workers, self._opened(workers) as source:
                     return assign.read_value(source, step)
         return None
 
+    def _workers(self) -> _keras.Lockstep:
+        return lockstep(self.model.weights, PlanError, SourceError)
+
+    def _check_equal(self, workers: _keras.Lockstep, allow_overflow: bool) -> None:
+        """Raises a `PlanError` if the workers have different plans. One process has one plan."""
+        if workers.is_alone:
+            return
+        steps = [
+            f"'{step.target.path}', {step.target.dtype} {step.target.shape}, from key '{step.key}' "
+            f"and its copies {list(step.copies)}, {step.layout.words}"
+            for step in self.steps
+        ]
+        mine = [*steps, f"allow_overflow={allow_overflow}", *self.problems()]
+        chiefs = workers.json_from_chief(lambda: mine)
+        for here, there in itertools.zip_longest(mine, chiefs, fillvalue="nothing more"):
+            if here != there:
+                raise PlanError(
+                    f"{self.source}: nothing was loaded. This worker's plan has {here}; the "
+                    f"chief's plan has {there}. Give all workers the same model and arguments"
+                )
+
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Source]:
+    def _opened(self, workers: _keras.Lockstep) -> Iterator[Source]:
         """Opens the file. Raises a `PlanError` if it has changed since the plan was made."""
-        with open_source(self.source) as source:
+        with open_together(workers, self.source) as source:
             if changes := list(_changes(self.entries, source.entries)):
                 more = f"\n- and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
                 lines = "".join(f"\n- {line}" for line in changes[:SHOWN])

@@ -12,6 +12,7 @@ from tfwd.layers.transformer.activations import BY_NAME
 from tfwd.layers.transformer.formats.families import FAMILIES, Family
 from tfwd.layers.transformer.formats.t5_family import T5
 from tfwd.pretrained import Key
+from tfwd.pretrained.sharing import lockstep
 from tfwd.pretrained.sources.opening import hub_hint
 
 ALL = {**FAMILIES, "t5": T5}
@@ -170,6 +171,8 @@ def is_published(source: Any) -> bool:
 def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Configuration:
     """Reads the config of a published model.
 
+    In the scope of a strategy with several workers, only the chief reads the file.
+
     Args:
         source: Folder with a `config.json`, that file, a file of weights beside it, or a dict.
         overrides: Arguments of the layers that replace values of the config. Default None.
@@ -181,7 +184,9 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
     if isinstance(source, Mapping):
         name, values = "the config", source
     elif isinstance(source, (str, os.PathLike)):
-        name, values = _read(os.fspath(source))
+        path = os.fspath(source)
+        with lockstep(()) as workers:
+            name, values = workers.json_from_chief(lambda: _read(path))
     else:
         raise ValueError(f"{source!r} is not a path: pass the folder of a published model")
     model_type = values.get("model_type")

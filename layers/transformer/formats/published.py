@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
@@ -21,6 +22,7 @@ from tfwd.layers.transformer.formats.configuration import Configuration, is_publ
 from tfwd.layers.transformer.formats.families import FAMILIES
 from tfwd.paths import compiled, matches
 from tfwd.pretrained.key_rules import FamilyRules
+from tfwd.pretrained.sharing import lockstep
 from tfwd.pretrained.targets import targets_of
 
 
@@ -117,7 +119,8 @@ class Published(Composite):
     ) -> Any:
         """Creates a built layer with the weights of a published model.
 
-        The variables are created once, without random numbers. They are filled tensor by tensor.
+        The variables are created once, without random numbers. They are filled tensor by tensor. In
+        the scope of a strategy with several workers, only the chief reads the files.
 
         Args:
             source: Folder with `config.json` and weights, or the file of weights beside a
@@ -352,8 +355,17 @@ class _CachedInitializer(keras.initializers.Initializer):
 
 
 def initialize_variables(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
-    """Initializes the variables of some paths with their initializers."""
-    for target in targets_of(layer):
-        if target.path in paths:
-            start = getattr(target.owner, f"{target.name}_initializer")
-            target.variable.assign(start(target.shape, dtype=target.dtype))
+    """Initializes the variables of some paths with their initializers.
+
+    All workers get the numbers of the chief.
+    """
+    with lockstep(layer.weights) as workers:
+        for target in targets_of(layer):
+            if target.path in paths:
+                start = getattr(target.owner, f"{target.name}_initializer")
+                values = start(target.shape, dtype=target.dtype)
+                if not workers.is_alone:
+                    drawn = np.asarray(values)
+                    content = workers.bytes_from_chief(drawn.tobytes)
+                    values = np.frombuffer(content, drawn.dtype).reshape(drawn.shape)
+                target.variable.assign(values)
