@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,33 +67,34 @@ def work() -> None:
 
     cluster = find_cluster("auto")
     workers = Workers(connection.connect(cluster, 300.0, 60.0)) if cluster else Workers()
-    config = load_config("quickstart")
-    words = quickstart_words(config)
-    shape = config.data.batch_size, config.data.window
-    ids = np.random.default_rng(0).integers(words, size=(2, *shape), dtype=np.int32)
-    batch = [tf.constant(each) for each in ids]
-    config.optimizer.learning_rate *= 1e-2
-    turns: dict[int, Any] = {}
-    for every in STEPS_PER_UPDATE:
+
+    def make(config: Any, words: int, every: int) -> tuple[Callable[[], None], int]:
+        """Returns a function that makes four steps, and the bytes of the gradient."""
+        shape = config.data.batch_size, config.data.window
+        ids = np.random.default_rng(0).integers(words, size=(2, *shape), dtype=np.int32)
+        batch = [tf.constant(each) for each in ids]
+        config.optimizer.learning_rate *= 1e-2
         config.optimizer.steps_per_update = every
         model = make_model(config, words)
         state = RunState(model.zero_state(shape[0]), config.optimizer.learning_rate)
         step = make_step(config, model, state, workers)
 
-        def turn(step: Any = step, state: RunState = state, every: int = every) -> None:
+        def turn() -> None:
             for number in range(4):
                 last = (number + 1) % every == 0
                 step(*batch, **({} if last else {"update": False}))
             if not np.isfinite(state.take_log()):
                 raise FloatingPointError(f"the step failed: {step.failure()}")
 
-        turns[every] = turn
+        weights = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
+        return turn, sum(v.dtype.size * int(np.prod(v.shape)) for v in weights)
+
+    turns = {}
+    words = quickstart_words(load_config("quickstart"))
+    for every in STEPS_PER_UPDATE:
+        turns[every], gradient = make(load_config("quickstart"), words, every)
         for _ in range(3):
-            turn()
-    gradient = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
-    assert all(
-        _keras.variables.tf_variable(v).dtype == tf.float32 for v in model.trainable_variables
-    )
+            turns[every]()
     found: dict[str, Any] = {"gradient": gradient, "seconds": {}, "sent": {}}
     rounds = 12
     for every, turn in turns.items():
@@ -107,6 +109,12 @@ def work() -> None:
         if before is not None and after is not None:
             found["sent"][every] = (after - before) / workers.count / (4 * rounds)
         workers.wait()
+    if workers.count == 1:
+        turn, size = make(load_config("awd_lstm_ptb"), 10_000, 1)
+        turn()
+        begin = time.perf_counter()
+        turn()
+        found["published"] = {"seconds": (time.perf_counter() - begin) / 4, "gradient": size}
     if workers.is_chief:
         print(json.dumps(found), flush=True)
 
@@ -145,39 +153,51 @@ def measure_processes(count: int) -> dict[str, Any]:
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def efficiency(
-    seconds: float, gradient: float, machines: int, bandwidth: float, every: int
-) -> float:
-    """Returns the share of its time that a machine computes, by the formula above.
+def exchange(gradient: float, machines: int, bandwidth: float) -> float:
+    """Returns the seconds in which machines sum a gradient, c of the formula above.
 
     Args:
-        seconds: time of a step without exchange.
         gradient: bytes of the gradient.
         machines: number of machines.
         bandwidth: bytes per second.
-        every: steps per update.
     """
     ring = 2 * (machines - 1) / machines * gradient / bandwidth
-    exchange = ring + 2 * (machines - 1) * DELAY
-    return seconds / (seconds + exchange / every) if machines > 1 else 1.0
+    return ring + 2 * (machines - 1) * DELAY
 
 
-def draw(seconds: float, gradient: float, folder: str) -> Path:
-    """Draws the efficiency on paper, and returns the path of the plot."""
+def draw(models: dict[str, tuple[float, float]], folder: str) -> Path:
+    """Draws the time of an exchange beside the time of a step, and returns the path of the plot.
+
+    Args:
+        models: by name, the seconds of a step and the bytes of the gradient.
+        folder: the folder of the plot.
+    """
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter
 
-    figure, axes = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
-    for (name, bandwidth), colour in zip(BANDWIDTHS.items(), ("#c0392b", "#3b6ea5"), strict=True):
-        for every, style in zip(STEPS_PER_UPDATE, ("-", "--"), strict=True):
-            values = [efficiency(seconds, gradient, n, bandwidth, every) for n in MACHINES]
-            label = f"{name}, update every {every} step{'s' * (every > 1)}"
-            axes.plot(MACHINES, values, style, color=colour, marker="o", markersize=4, label=label)
-    axes.set(xscale="log", ylim=(0, 1.03), xlabel="machines", ylabel="efficiency")
-    axes.set_title("Formula: share of the time that machines compute", fontsize=10)
-    axes.set_xticks(MACHINES, [str(n) for n in MACHINES])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="lower left")
+    figure, row = plt.subplots(
+        1, len(models), figsize=(4.2 * len(models), 3.8), sharey=True, layout="constrained"
+    )
+    counts = MACHINES[1:]
+    for axes, (model, (seconds, gradient)) in zip(row, models.items(), strict=True):
+        for (name, bandwidth), colour in zip(
+            BANDWIDTHS.items(), ("#c0392b", "#3b6ea5"), strict=True
+        ):
+            for every, style in zip(STEPS_PER_UPDATE, ("-", "--"), strict=True):
+                values = [1e3 * exchange(gradient, n, bandwidth) / every for n in counts]
+                label = f"exchange at {name}, updates every {every}"
+                axes.plot(
+                    counts, values, style, color=colour, marker="o", markersize=4, label=label
+                )
+        axes.axhline(1e3 * seconds, color="#888888", lw=2, label="computation (measured)")
+        axes.set(xscale="log", yscale="log", xlabel="machines", title=model)
+        axes.set_xticks(counts, [str(n) for n in counts])
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(alpha=0.3)
+    row[0].set_ylabel("ms per step")
+    handles, labels = row[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
     path = Path(folder) / "workers.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -229,17 +249,27 @@ def main() -> None:
                         "MB",
                     )
                 )
-    seconds = statistics.median(alone)
-    for name, bandwidth in BANDWIDTHS.items():
-        for every in STEPS_PER_UPDATE:
-            rows.append(
-                Row(
-                    f"100 machines at {name}, updates every {every}, by the formula",
-                    Spread.of([efficiency(seconds, gradient, 100, bandwidth, every)]),
-                    "share of the time that machines compute",
+    published = found[1]["published"]
+    models = {
+        f"quickstart ({gradient / 4e6:.1f} M weights)": (statistics.median(alone), gradient),
+        f"published size ({published['gradient'] / 4e6:.1f} M weights)": (
+            published["seconds"],
+            published["gradient"],
+        ),
+    }
+    for model, (seconds, size) in models.items():
+        for name, bandwidth in BANDWIDTHS.items():
+            for every in STEPS_PER_UPDATE:
+                share = seconds / (seconds + exchange(size, 100, bandwidth) / every)
+                rows.append(
+                    Row(
+                        f"efficiency of 100 machines by the formula, {model}, {name}, updates "
+                        f"every {every}",
+                        Spread.of([share]),
+                        "share of the time that machines compute",
+                    )
                 )
-            )
-    CONSOLE.print(f"plot: {draw(seconds, gradient, chosen.plots)}")
+    CONSOLE.print(f"plot: {draw(models, chosen.plots)}")
     measure.report("workers", rows, processor=measure_processor(), measured=found)
 
 

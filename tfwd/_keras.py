@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import keras
+import tensorflow as tf
 
 from tfwd._keras_shared.interception import calls_of, computed_loss, patched
 from tfwd._keras_shared.lockstep import Lockstep
@@ -29,6 +30,7 @@ from tfwd._keras_shared.workers import (
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2
+VERSIONS = {"TensorFlow": tf.__version__, "Keras": keras.__version__}
 
 if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -67,6 +69,7 @@ else:
 __all__ = [
     "GENERATION",
     "IS_KERAS_2",
+    "VERSIONS",
     "Lockstep",
     "calls",
     "calls_of",

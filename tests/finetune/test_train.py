@@ -118,7 +118,7 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
     config = make_config(data, pretrained, training__epochs=1)
     found = iter([(0.5, 0.5), (0.75, 0.5), (1.0, 0.5)])
 
-    def made(program, own, workdir, stop):
+    def made(program, own, workdir, stop, workers):
         accuracy, majority = next(found)
         scores = {"accuracy": accuracy, "macro_f1": 0.5, "loss": None, "majority": majority}
         return {"texts": {"valid": scores, "test": {**scores, "loss": float(own.seed)}}}

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_collections
 from absl import flags
@@ -19,7 +19,9 @@ from tfwd.runs.program import Program
 from tfwd.runs.storage.files import Claim, write_atomically
 from tfwd.runs.training import train as training
 from tfwd.runs.training.signals import StopRequest
-from tfwd.runs.workers.workers import Workers
+
+if TYPE_CHECKING:
+    from tfwd.runs.workers.workers import Workers
 
 
 class Outcome(NamedTuple):
@@ -59,7 +61,7 @@ def train(
     count: int,
     stop: StopRequest,
     read: ReadSummary,
-    workers: Workers,
+    workers: Workers | None = None,
 ) -> list[Outcome]:
     """Trains with `count` seeds, from `config.seed` on, and compares the runs.
 
@@ -74,7 +76,7 @@ def train(
         count: int. The number of seeds.
         stop: as in `training.train`.
         read: function that takes the compared numbers from a summary.
-        workers: the `Workers` that train together.
+        workers: the `Workers` that train together. A single process by default.
 
     Raises:
         Stopped: a signal arrived.
@@ -83,12 +85,14 @@ def train(
     """
     from tfwd.runs.training.display import Output
     from tfwd.runs.training.divergence import Diverged  # loads TensorFlow; not for --help
+    from tfwd.runs.workers.workers import Workers
 
     folder = Path(workdir)
     if (folder / "config.json").exists():
         raise UserError(
             f"the workdir {folder} holds a single run: give another --workdir for --seeds={count}"
         )
+    workers = workers or Workers()
     output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
     busy = f"another process is training in the workdir {folder}"

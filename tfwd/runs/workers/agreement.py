@@ -12,7 +12,6 @@ from typing import Any
 
 import ml_collections
 import numpy as np
-import tensorflow as tf
 
 import tfwd
 from tfwd import _keras
@@ -37,12 +36,9 @@ def check_batch_size(key: str, batch_size: int, workers: Workers) -> None:
 
 def check_versions(workers: Workers) -> None:
     """Raises a `UserError` on all workers if one has other versions than the chief."""
-    import keras
-
     own = {
         "tfwd": tfwd.__version__,
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
+        **_keras.VERSIONS,
         "Python": ".".join(platform.python_version_tuple()[:2]),
     }
     _compare(workers, own, lambda name: f"{name} ")
