@@ -195,6 +195,25 @@ class Subclassed(keras.Model):
         return self.f(self.flatten(self.c(x)))
 
 
+class Block(layers.Layer):
+    """A custom layer of a functional model, with a convolution."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.c = convolution()
+
+    def build(self, input_shape):
+        self.c.build(input_shape)
+        self.built = True
+
+    def call(self, x):
+        return self.c(x)
+
+
+def with_block():
+    return sequential(keras.Input((5, 4, 3)), Block(), layers.Flatten(), head())
+
+
 def joined():
     inputs = keras.Input((5, 4, 3))
     image = convolution()(inputs)
@@ -207,6 +226,7 @@ def joined():
     [
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
         (joined, "joins flattened features with others"),
+        (with_block, "has convolutions inside, and may return an image"),
     ],
 )
 def test_an_order_that_the_model_does_not_show(make, message, tmp_path):

@@ -54,7 +54,19 @@ class Unclear:
     why: str
 
 
-Order = Axes | Flat | Unclear | None  # None: unknown, or nothing was flattened
+@dataclasses.dataclass(frozen=True)
+class Doubt:
+    """Unknown order of the axes that a custom layer returns, which matters once they are flattened.
+
+    Attributes:
+        why: the reason, a clause.
+    """
+
+    why: str
+
+
+# None: unknown, or nothing was flattened.
+Order = Axes | Flat | Unclear | Doubt | None
 Features = Flat | Unclear | None
 
 
@@ -226,7 +238,7 @@ class _Walk:
         if isinstance(layer, keras.layers.Dense):
             if len(result) < 2:
                 return None
-            return order if isinstance(order, tuple) else tuple(range(len(result)))
+            return order if isinstance(order, (tuple, Doubt)) else tuple(range(len(result)))
         if isinstance(layer, keras.layers.Flatten):
             first = getattr(layer, "data_format", "channels_last") == "channels_first"
             return _flattened(order, shape, layer.name, first)
@@ -241,10 +253,12 @@ class _Walk:
             if flat:
                 return Unclear(f"'{layer.name}' joins flattened features with others")
             return order if all(other == order for other in got) else None
-        if result in shapes and not _moves(layer):
+        if result in shapes and not _moves(layer) and (order or not _has_convolutions(layer)):
             return _merged(layer, got, shapes, result)
         if flat:
             return Unclear(f"'{layer.name}' changes flattened features")
+        if len(result) > 1 and _has_convolutions(layer):
+            return Doubt(f"'{layer.name}' has convolutions inside, and may return an image")
         if len(result) != 1 or not isinstance(order, tuple) or math.prod(shape) != result[0]:
             return None
         return (
@@ -293,7 +307,7 @@ class _Walk:
             later = [_agreed(wants.get(id(tensor), [])) for tensor in outputs]
             shapes = [_shape(tensor) for tensor in inputs]
             inner = _keras.layers.graph(layer)
-            if inner is not None and len(inner.inputs) == len(inputs):
+            if inner and (len(inner.inputs), len(inner.outputs)) == (len(inputs), len(outputs)):
                 orders = self._backward(inner, later)
             elif inner is None and later:
                 result = _shape(outputs[0])
@@ -361,15 +375,17 @@ def _flattened(order: Order, shape: Shape, name: str, channels_first: bool) -> O
         name: str. The name of the layer.
         channels_first: bool. Keras's `Flatten` then moves the first axis behind the others.
     """
-    if isinstance(order, (Flat, Unclear)) or None in shape:
-        return order if not isinstance(order, tuple) else None
+    if isinstance(order, (Flat, Unclear)):
+        return order
+    if None in shape or sum(size != 1 for size in shape) < 2:
+        return None
+    if isinstance(order, Doubt):
+        return Unclear(order.why)
     if order is None:
         if len(shape) < 3 and not channels_first:
             return None
         # An image of one channel, or of one position, has the same order in both.
         if not flattened_order(shape, _image(len(shape))) and not channels_first:
-            return None
-        if math.prod(shape) == max(shape):
             return None
         return Unclear(f"the model does not show what the axes of {shape} at '{name}' are")
     if channels_first:
@@ -427,8 +443,9 @@ def _tails(shapes: list[Shape]) -> list[Shape]:
 
 
 def _shape(tensor: Any) -> Shape:
+    """Returns the shape without the first axis; empty if the number of axes is unknown."""
     shape = tensor.shape
-    return tuple(shape)[1:] if shape.__class__.__name__ != "NoneType" else ()
+    return () if getattr(shape, "rank", 0) is None else tuple(shape)[1:]
 
 
 def _unwrapped(layer: Any) -> Any:
@@ -448,6 +465,13 @@ def _operation(operation: Any) -> str:
 def _moves(layer: Any) -> bool:
     name = _operation(layer)
     return any(word in name for word in _MOVING)
+
+
+def _has_convolutions(layer: Any) -> bool:
+    """Returns True for a custom layer around layers of images."""
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    return any(isinstance(held, _IMAGES) for held in _keras.layers.all_layers(layer))
 
 
 def _keras_weights(layer: Any) -> list[Any]:
