@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 from stacks import IS_KERAS_2
 
+import tfwd
+
 BAD = 2  # the number of the bad batch, from 0
 
 
@@ -48,3 +50,40 @@ def same(ours, theirs, mode="graph"):
 def fit(model, x, y, *callbacks, **kwargs):
     defaults = {"batch_size": 8, "shuffle": False, "verbose": 0}
     return model.fit(x, y, callbacks=list(callbacks), **{**defaults, **kwargs})
+
+
+tf_variable = tfwd._keras.variables.tf_variable
+
+
+def write(variable, value):
+    """Assigns by an operation that bypasses the methods of the variable."""
+    tf.raw_ops.AssignVariableOp(resource=tf_variable(variable).handle, value=value)
+
+
+class ByOperations(keras.optimizers.Optimizer):
+    """An optimizer that writes weights and a slot by operations.
+
+    A large gradient makes both infinite.
+    """
+
+    def __init__(self, learning_rate=0.01, name="by_operations"):
+        super().__init__(
+            **({"name": name} if IS_KERAS_2 else {"learning_rate": 0.01, "name": name})
+        )
+        if IS_KERAS_2:
+            self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def build(self, variables):
+        super().build(variables)
+        if not hasattr(self, "sums"):
+            make = self.add_variable_from_reference
+            reference = "model_variable" if IS_KERAS_2 else "reference_variable"
+            name = "variable_name" if IS_KERAS_2 else "name"
+            self.sums = [make(**{reference: v, name: "sum"}) for v in variables]
+            self.places = {id(tf_variable(v)): i for i, v in enumerate(variables)}
+
+    def update_step(self, gradient, variable, learning_rate=0.01):
+        slot = self.sums[self.places[id(tf_variable(variable))]]
+        change = gradient * tf.exp(tf.abs(gradient))
+        write(slot, tf.convert_to_tensor(slot) + change)
+        write(variable, tf.convert_to_tensor(variable) - 0.001 * change)

@@ -4,12 +4,14 @@ The oracle is Keras's `fit` without the callback.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from finite_fits import ByOperations
 from stacks import quick_rows
 
 from tfwd.callbacks import FiniteCheck
@@ -49,14 +51,23 @@ class Adversarial(keras.Model):
         return {"loss": loss}
 
 
-def train(x: np.ndarray, real: np.ndarray, callbacks: Any, **options: Any) -> list[np.ndarray]:
+def of_keras() -> tuple[Any, Any]:
+    # With an average, an optimizer overwrites each weight that it was built for.
+    average = {"use_ema": True, "ema_overwrite_frequency": 2}
+    return keras.optimizers.Adam(0.01, **average), keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def train(
+    x: np.ndarray,
+    real: np.ndarray,
+    callbacks: Any,
+    optimizers: Callable[[], tuple[Any, Any]] = of_keras,
+    **options: Any,
+) -> list[np.ndarray]:
     """Returns the weights and the variables of both optimizers."""
     keras.utils.set_random_seed(3)
     model = Adversarial()
-    # With an average, an optimizer overwrites each weight that it was built for.
-    average = {"use_ema": True, "ema_overwrite_frequency": 2}
-    first = keras.optimizers.Adam(0.01, **average)
-    model.compile(first, keras.optimizers.SGD(0.01, momentum=0.9), **options)
+    model.compile(*optimizers(), **options)
     model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,5 +100,20 @@ def test_a_bad_batch_changes_neither_optimizer(options: dict[str, Any]) -> None:
     skipped = train(bad, REAL, [FiniteCheck("skip")], **options)
     rows = np.r_[0:8, 12:24]
     without = train(X[rows], REAL[rows], [], **options)
+    for one, other in zip(skipped, without, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@quick_rows("options1")
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_a_bad_first_batch_with_optimizers_that_assign_by_operations(
+    options: dict[str, Any],
+) -> None:
+    """Checks slots that the bad step itself creates."""
+    options["optimizers"] = lambda: (ByOperations(), ByOperations())
+    bad = X.copy()
+    bad[:4, 0] = np.nan
+    skipped = train(bad, REAL, [FiniteCheck("skip")], **options)
+    without = train(X[4:], REAL[4:], [], **options)
     for one, other in zip(skipped, without, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -216,3 +216,18 @@ def test_tables_as_they_are(suffix, block, tmp_path, monkeypatch):
         save_file({"w.weight": table}, file)
     load(model, file, mapping={"w": "w"})
     assert bits(model.layers[0].embeddings.numpy()) == bits(table)
+
+
+def test_loaded_statistics_of_a_normalization_are_used(tmp_path):
+    """Checks a layer that computes with constants, also in a function that `predict` traced."""
+    inner = keras.Sequential([keras.Input((3,)), layers.Normalization(name="n")], name="inner")
+    model = keras.Sequential([keras.Input((3,)), inner])
+    x = np.array([[1.0, 2.0, 5.0]], "float32")
+    np.testing.assert_array_equal(model.predict(x, verbose=0), x)  # the mean 0, the variance 1
+    mean, variance = np.array([1, 4, 1], "float32"), np.array([4, 16, 1], "float32")
+    save_file({"n.mean": mean, "n.variance": variance}, tmp_path / "model.safetensors")
+    load(model, tmp_path, mapping={"n": "n"}, allow_missing="inner/n/count")
+    expected = [[0.0, -0.5, 4.0]]
+    np.testing.assert_allclose(model(x), expected, atol=1e-6)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-6)
+    np.testing.assert_allclose(inner.predict(x, verbose=0), expected, atol=1e-6)

@@ -89,6 +89,11 @@ class Tentative:
         self.decide(good)
         self._leaves_branches = True
 
+    def keep(self, variable: tf.Variable) -> None:
+        """Reads a variable that is not assigned to yet, as those that are known in advance."""
+        for part in _parts(variable):
+            self._keep(part)
+
     @property
     def assigned(self) -> list[tf.Variable]:
         """The variables that TensorFlow's methods have assigned to."""

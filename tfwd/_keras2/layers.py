@@ -18,6 +18,7 @@ from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
 from tfwd._keras2.variables import Substitution
+from tfwd._keras_shared.graphs import Graph
 from tfwd._keras_shared.interception import named_after
 from tfwd._keras_shared.own_code import is_of_keras
 
@@ -116,6 +117,24 @@ def sublayers(layer: Any) -> list[Any]:
 def all_layers(layer: Any) -> list[Any]:
     """Returns the layer and all layers in it at any depth."""
     return list(layer._flatten_layers())
+
+
+def graph(layer: Any) -> Graph | None:
+    """Returns the graph of a functional or sequential model, or None."""
+    if not isinstance(layer, functional.Functional) or not is_of_keras(type(layer), "call"):
+        return None
+    nodes = [
+        (node.layer, node.keras_inputs, tf.nest.flatten(node.outputs))
+        for depth in sorted(layer._nodes_by_depth, reverse=True)
+        for node in layer._nodes_by_depth[depth]
+        if not node.is_input
+    ]
+    return Graph(layer.inputs, layer.outputs, nodes) if nodes else None
+
+
+def called_shape(layer: Any) -> Any:
+    """Returns the shape of the inputs with which a layer was first called, or None."""
+    return (layer.get_build_config() or {}).get("input_shape")
 
 
 def build(layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from tfwd._keras_shared.graphs import Graph
 from tfwd._keras_shared.interception import named_after
 from tfwd._keras_shared.own_code import is_of_keras
 
@@ -153,6 +154,25 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
 def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the layer and all layers in it at any depth."""
     return layer._flatten_layers()
+
+
+def graph(layer: Any) -> Graph | None:
+    """Returns the graph of a functional or sequential model, or None."""
+    model = getattr(layer, "_functional", None) or layer
+    if not isinstance(model, keras.src.models.Functional) or not is_of_keras(type(layer), "call"):
+        return None
+    nodes = [
+        (node.operation, node.input_tensors, node.outputs)
+        for depth in sorted(model._nodes_by_depth, reverse=True)
+        for node in model._nodes_by_depth[depth]
+        if not node.is_input
+    ]
+    return Graph(model.inputs, model.outputs, nodes)
+
+
+def called_shape(layer: keras.Layer) -> Any:
+    """Returns the shape of the inputs with which a layer was first called, or None."""
+    return (layer.get_build_config() or {}).get("input_shape")
 
 
 def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:

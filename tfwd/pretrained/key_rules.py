@@ -36,12 +36,16 @@ class Key:
             or equal.
         transposed: bool. True if the kernel has the outputs first, as in PyTorch. None: the last
             part of the key and the kind of file decide.
+        flattened: the shape in PyTorch, without the first axis, of the tensor that is flattened
+            before the layer, as (channels, height, width). Empty if PyTorch and Keras flatten it in
+            the same order. None: the model's graph decides.
     """
 
     name: str
     repeated: bool = False
     copies: tuple[str, ...] = ()
     transposed: bool | None = None
+    flattened: tuple[int, ...] | None = None
 
 
 Mapped = Mapping[str, "str | Key"]

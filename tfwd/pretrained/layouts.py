@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import keras
 import numpy as np
 
+from tfwd.pretrained.flattening import ENTRYWISE, Flat, Orders, Unclear, given_order
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.targets import Target
@@ -28,7 +30,6 @@ _CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCel
 _PLAIN = (
     keras.layers.Embedding,
     keras.layers.BatchNormalization,
-    keras.layers.LayerNormalization,
     keras.layers.GroupNormalization,
 )
 _MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
@@ -62,6 +63,8 @@ class Layout:
             steps.append("transposed")
         if self.shape != self.final and len(self.shape) != len(self.final):
             steps.append("reshaped")
+        if len(self.split) > len(self.final) == len(self.shape) and self.order is None:
+            steps = ["features reordered"] if len(self.final) == 1 else [*steps, "reordered"]
         if self.order is not None:
             steps.append("gates reordered")
         return ", ".join(steps) or "as it is"
@@ -118,13 +121,57 @@ class Step:
     copies: tuple[str, ...] = ()
 
 
-def layout_of(target: Target, transposed: bool) -> Layout:
+def layout_of(target: Target, transposed: bool, orders: Orders) -> Layout:
     """Returns the layout in which a file holds a variable.
 
     Args:
         target: the variable.
         transposed: bool. True if kernels in the file have the outputs first, as in PyTorch.
+        orders: the orders of the owner's inputs and outputs.
     """
+    layout = _layout_by_owner(target, transposed)
+    inputs, outputs = _orders_of_variable(target, orders)
+    if not transposed or not (isinstance(inputs, Flat) or isinstance(outputs, Flat)):
+        return layout
+    shape = target.shape
+    first = _split_axis(inputs, shape[0])
+    if len(shape) == 1:
+        return Layout(shape, first.there, first.axes, shape)
+    if layout.order is not None:  # a GRU
+        last = Flat((3, shape[1] // 3), (0, 1))
+    else:
+        last = _split_axis(outputs, shape[1])
+    there = (*last.there, *first.there)
+    axes = (*(len(last.axes) + axis for axis in first.axes), *last.axes)
+    return Layout(layout.shape, there, axes, shape, layout.order)
+
+
+def with_given(orders: Orders | None, key: Key) -> Orders:
+    """Returns the orders of a layer's inputs and outputs, where the key may define the first."""
+    orders = orders or Orders()
+    if key.flattened is None:
+        return orders
+    return Orders(given_order(tuple(key.flattened)), orders.outputs)
+
+
+def _orders_of_variable(target: Target, orders: Orders) -> tuple[Any, Any]:
+    """Returns the orders on a variable's first axis, and on its second axis."""
+    owner, name, rank = target.owner, target.name, len(target.shape)
+    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
+        if rank == 2 and name == "kernel":
+            return orders.inputs, orders.outputs
+        return (orders.outputs if rank == 1 and name == "bias" else None), None
+    if rank == 2 or (rank == 1 and isinstance(owner, ENTRYWISE)):
+        return orders.inputs, None
+    return (orders.inputs if isinstance(orders.inputs, Unclear) and rank else None), None
+
+
+def _split_axis(order: Flat | None, size: int) -> Flat:
+    return order if isinstance(order, Flat) else Flat((size,), (0,))
+
+
+def _layout_by_owner(target: Target, transposed: bool) -> Layout:
+    """Returns the layout of a variable whose inputs and outputs are not flattened images."""
     shape = target.shape
     plain = Layout(shape, shape, tuple(range(len(shape))), shape)
     owner, name = target.owner, target.name
@@ -152,15 +199,17 @@ def layout_of(target: Target, transposed: bool) -> Layout:
     return plain
 
 
-def reason_unknown(target: Target, key: Key, transposed: bool) -> str | None:
+def reason_unknown(target: Target, key: Key, transposed: bool, orders: Orders) -> str | None:
     """Returns why a variable's layout in a PyTorch file is unknown; None if it is known.
 
     Args:
-        target, transposed: as in `layout_of`.
+        target, transposed, orders: as in `layout_of`.
         key: the variable's key, which may define `transposed` itself.
     """
     if not transposed:
         return None
+    if reason := _reason_of_order(target, key, orders):
+        return reason
     owner, shape, said = target.owner, target.shape, key.transposed is not None
     kind = type(owner).__name__
     front = f"'{target.path}' belongs to a {kind}"
@@ -184,6 +233,29 @@ def reason_unknown(target: Target, key: Key, transposed: bool) -> str | None:
     return (
         f"{front}: map to Key({key.name!r}, transposed=True) if the file has the outputs first, "
         "else to Key(..., transposed=False)"
+    )
+
+
+def _reason_of_order(target: Target, key: Key, orders: Orders) -> str | None:
+    """Returns why the order of flattened features is unknown; None if it is known."""
+    inputs, outputs = _orders_of_variable(target, orders)
+    if isinstance(inputs, Flat) and math.prod(inputs.shape) != target.shape[0]:
+        return (
+            f"'{target.path}' is {target.shape}, and Key({key.name!r}, flattened={key.flattened}) "
+            f"says that {math.prod(inputs.shape)} entries are flattened before the layer"
+        )
+    unclear = next((order for order in (inputs, outputs) if isinstance(order, Unclear)), None)
+    if unclear is None:
+        return None
+    front = f"'{target.path}': {unclear.why}, and PyTorch flattens channels first: "
+    if unclear is orders.outputs:
+        return (
+            f"{front}write its features to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
+    return (
+        f"{front}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
+        "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"
     )
 
 

@@ -11,8 +11,9 @@ import keras
 
 from tfwd import _keras
 from tfwd.paths import PatternIndex, compiled, matches
+from tfwd.pretrained.flattening import Orders, orders_of
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
-from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown
+from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown, with_given
 from tfwd.pretrained.plan import Plan, PlanError, hints
 from tfwd.pretrained.sharing import lockstep, open_together
 from tfwd.pretrained.sources.base import Entry, Source, SourceError
@@ -129,6 +130,7 @@ class _Planner:
         family_rules: FamilyRules | None,
     ) -> None:
         self._model, self._source, self._targets = model, source, targets
+        self._orders = orders_of(model)
         self._mistakes: list[str] = list(family_rules.problems) if family_rules else []
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
         rules = Rules(mapping or {})
@@ -251,8 +253,11 @@ class _Planner:
             transposed = there.get(name)
         if transposed is None:
             transposed = self._source.transposed
-        entry, layout = self._source.entries[name], layout_of(target, transposed)
-        if reason := reason_unknown(target, key, transposed):
+        orders = with_given(self._orders.get(id(target.owner)), key)
+        if orders != Orders() and len(target.shape) == 1 and self._has_keras_kernel(target):
+            transposed = False  # "bias" is a name in both libraries
+        entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
+        if reason := reason_unknown(target, key, transposed, orders):
             self._mistakes.append(reason)
         elif entry.shape != layout.shape:
             self._mistakes.append(_other_shape(target, layout, name, entry))
@@ -261,6 +266,21 @@ class _Planner:
                 f"'{target.path}' is {target.dtype}, and key '{name}' is {entry.dtype}"
             )
         return Step(target, name, entry, layout, tuple(copies))
+
+    def _has_keras_kernel(self, target: Target) -> bool:
+        """Returns True if the file has another weight of the layer in Keras's style."""
+        for other in self._targets:
+            if other.owner is not target.owner or other.path not in self._choices:
+                continue
+            key, names = self._choices[other.path]
+            if key.transposed is False:
+                return True
+            if any(
+                said is False and self._prefix + name in self._source.entries
+                for name, said in names.items()
+            ):
+                return True
+        return False
 
     def _is_buffer(self, key: str) -> bool:
         name = key.rpartition(".")[2]

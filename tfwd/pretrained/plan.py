@@ -136,6 +136,7 @@ class Plan:
                     lines = "".join(f"\n- {line}" for line in mistakes)
                     raise PlanError(f"{self.source}: nothing was loaded.{lines}")
                 assign.assign(source, self.steps, doubts)
+        _finalize_statistics(self.model, self.steps)
         listeners.tell(step.target.variable for step in self.steps)
         if doubts:
             more = f"; and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
@@ -210,6 +211,22 @@ class Plan:
 
     def __str__(self) -> str:
         return table(self)
+
+
+def _finalize_statistics(model: keras.layers.Layer, steps: Iterable[Step]) -> None:
+    """Lets `Normalization` layers use their loaded statistics.
+
+    Such a layer computes with constants, which Keras makes from the variables. Functions that `fit`
+    or `predict` traced before contain the old constants.
+    """
+    owners = {id(step.target.owner): step.target.owner for step in steps}
+    loaded = [x for x in owners.values() if isinstance(x, keras.layers.Normalization)]
+    for layer in loaded:
+        layer.finalize_state()
+    if loaded:
+        for layer in _keras.layers.all_layers(model):
+            if isinstance(layer, keras.Model):
+                _keras.training.forget_functions(layer)
 
 
 def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:

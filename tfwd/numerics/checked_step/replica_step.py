@@ -135,6 +135,8 @@ class ReplicaStep:
         Returns:
             The decision, if the caller must apply it.
         """
+        if self._past_methods:
+            self._keep_state(optimizer, variables)
         first = len(self._found)
         for gradient, variable in zip(grads, variables, strict=True):
             path = _keras.variables.path(variable)
@@ -168,6 +170,16 @@ class ReplicaStep:
             return self._good
         self._tentative.decide(self._good)
         return None
+
+    def _keep_state(self, optimizer: Any, variables: list[Any]) -> None:
+        """Reads the state of an optimizer whose first step creates it.
+
+        Operations may assign to it without the methods of variables.
+        """
+        with tf.init_scope():
+            _keras_training.build_optimizer(optimizer, variables)
+        for variable in _keras_training.optimizer_state(optimizer):
+            self._tentative.keep(_keras.variables.tf_variable(variable))
 
     def _end(self, logs: Any) -> tf.Tensor:
         """Returns whether the step is good, after its end."""
