@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,57 @@ def killed(strategy: Any, folder: Path) -> dict[str, Any]:
     return {"weights": weights(model), "epochs": len(history["loss"])}
 
 
+def images(strategy: Any, folder: Path) -> dict[str, Any]:
+    """Does what TensorFlow's guide to several workers does, with small random images.
+
+    A convolutional model, a dataset that repeats, steps per epoch, a saved model, a checkpoint of
+    TensorFlow's own, and the callback for a backup.
+    """
+    generator = np.random.default_rng(1)
+    labels = generator.integers(0, 10, 64)
+    pixels = generator.normal(size=(64, 28, 28)).astype("float32") * 0.1
+    pixels[np.arange(64), labels, :] += 1
+    count = strategy.num_replicas_in_sync
+    data = tf.data.Dataset.from_tensor_slices((pixels, labels)).repeat().batch(4 * count)
+    keras.utils.set_random_seed(1)
+    with tfwd.distribute.scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((28, 28)),
+                keras.layers.Reshape((28, 28, 1)),
+                keras.layers.Conv2D(4, 3, activation="relu"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.05),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    backup = keras.callbacks.BackupAndRestore(folder / "backup")
+    history = model.fit(data, epochs=4, steps_per_epoch=12, verbose=0, callbacks=[backup])
+    # All workers save, and the chief's files remain.
+    place = folder if tfwd.distribute.is_chief(strategy) else Path(tempfile.mkdtemp())
+    model.save(place / "model.keras")
+    loaded = keras.models.load_model(place / "model.keras")
+    checkpoint = tf.train.Checkpoint(model=model)
+    manager = tf.train.CheckpointManager(checkpoint, str(place / "checkpoints"), max_to_keep=1)
+    path = manager.save()
+    kept = weights(model)
+    for weight in model.weights:
+        weight.assign(tf.zeros_like(weight))
+    checkpoint.restore(path).assert_existing_objects_matched()
+    return {
+        "loss": history.history["loss"],
+        "accuracy": history.history["accuracy"],
+        "weights": kept,
+        "loaded": weights(loaded),
+        "restored": weights(model),
+    }
+
+
 SCENARIOS = (
     plain,
     several_steps,
@@ -231,6 +283,7 @@ SCENARIOS = (
     moments,
     averaging,
     not_finite,
+    images,
 )
 
 

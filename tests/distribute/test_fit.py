@@ -98,6 +98,13 @@ def test_the_scenarios_train(results: dict[str, Any]) -> None:
     assert alone["wrapped"]["calls"] == [6, 6]
 
 
+def test_a_program_as_in_the_guide_of_tensorflow(results: dict[str, Any]) -> None:
+    found = results["worker_0"]["images"]
+    assert found["loss"][-1] < 0.5 * found["loss"][0] and found["accuracy"][-1] > 0.9
+    assert found["loaded"] == found["weights"] == found["restored"]
+    assert (results["folder"] / "images" / "model.keras").is_file()
+
+
 def test_replicas_draw_their_own_masks_by_default(results: dict[str, Any]) -> None:
     alone, workers = results["alone"]["own_masks"], results["worker_0"]["own_masks"]
     difference = max(
