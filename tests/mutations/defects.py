@@ -507,8 +507,8 @@ DEFECTS = [
     Defect(
         "the gradients of an update stay for the next one",
         "tfwd/runs/training/step.py",
-        "                self._forget_gathered()\n                state.gradient_norm",
-        "                state.gradient_norm",
+        "                    self._gathered.forget()\n                state.gradient_norm",
+        "                    pass\n                state.gradient_norm",
         ("tests/lm/test_steps_per_update.py",),
     ),
     Defect(

@@ -15,6 +15,7 @@ from tfwd.finetune import schedule
 from tfwd.finetune.model import classifier_of, named_weights
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import step
+from tfwd.runs.training.optimizer import optimizer_and_options
 from tfwd.runs.workers.workers import Workers
 
 
@@ -103,7 +104,7 @@ def make_step(
         UserError: the optimizer does not take its arguments.
     """
     own = ("warmup", "schedule", "schedule_epochs", "layer_decay")
-    optimizer, options = step.optimizer_and_options(config, model, own)
+    optimizer, options = optimizer_and_options(config, model, own)
     chosen = config.optimizer
     steps = epoch_steps * (chosen.schedule_epochs or config.training.epochs)
     return TrainStep(

@@ -16,6 +16,7 @@ from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.training import step
+from tfwd.runs.training.optimizer import optimizer_and_options
 from tfwd.runs.workers.workers import Workers
 
 
@@ -85,7 +86,7 @@ def make_step(
     Raises:
         UserError: the optimizer does not take its arguments.
     """
-    optimizer, options = step.optimizer_and_options(config, model, own=["scale_lr_by_window"])
+    optimizer, options = optimizer_and_options(config, model, own=["scale_lr_by_window"])
     scaled = config.optimizer.scale_lr_by_window and config.data.random_windows
     return TrainStep(
         model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -184,6 +184,48 @@ def make_optimizer(
 
         optimizer = _keras_training.with_loss_scale(optimizer)
     return optimizer
+
+
+def optimizer_and_options(
+    config: ml_collections.ConfigDict, model: keras.Model, own: Sequence[str] = ()
+) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
+    """Returns the optimizer of a configuration, and the further arguments of `TrainStep`.
+
+    Args:
+        config: the whole configuration.
+        model: the model. The patterns of the decay must match its weights.
+        own: names under `optimizer.` that the program's own step reads, and that are ignored here.
+
+    Raises:
+        UserError: the optimizer does not take its arguments, or a pattern matches no weight.
+    """
+    optimizer = {k: v for k, v in config.optimizer.to_dict().items() if k not in own}
+    rate, clip_norm, l2, steps_per_update = (
+        optimizer.pop(key) for key in ("learning_rate", "clip_norm", "l2", "steps_per_update")
+    )
+    if steps_per_update > 1 and optimizer["decay_sparse"] == "rows":
+        raise UserError(
+            f"optimizer.steps_per_update={steps_per_update} with optimizer.decay_sparse=rows: the "
+            "mean of several gradients has all rows; give decay_sparse=table"
+        )
+    made = make_optimizer(
+        optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
+    )
+    try:
+        decay = find_weight_decay(made)
+        if decay is not None:
+            decay.decay_table(model)
+    except ValueError as error:
+        raise UserError(f"optimizer.decay_{error}".replace("DecoupledWeightDecay: ", "")) from error
+    options = {
+        "clip_norm": clip_norm,
+        "l2": l2,
+        "sparse": optimizer["decay_sparse"] == "rows",
+        "checked": config.numerics.check != "off",
+        "whole": config.numerics.whole,
+        "steps_per_update": steps_per_update,
+    }
+    return made, options
 
 
 def _check_one_step(make: Callable[[], keras.optimizers.Optimizer], what: str) -> None:

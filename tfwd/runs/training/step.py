@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
@@ -32,10 +31,10 @@ from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates.repeated_rows import summed
-from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.optimizer import find_averaging, find_weight_decay, make_optimizer
+from tfwd.runs.training.gathered_gradients import GatheredGradients
+from tfwd.runs.training.optimizer import find_averaging
 from tfwd.runs.workers.workers import Workers
 
 NORMS = 8  # number of past gradient norms that a report compares
@@ -120,11 +119,9 @@ class TrainStep(abc.ABC):
         trained = {id(_keras.variables.tf_variable(v)) for v in model.trainable_variables}
         self._draws = [v for v in tracked(model) if id(v) not in trained]
         self.function = tf.function(self._step, input_signature=list(signature))
-        self._gathered: list[tf.Variable] = []  # the sums of the gradients since the last update
+        self._gathered: GatheredGradients | None = None
         if steps_per_update > 1:
-            weights = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
-            self._gathered = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
-            self._rates = tf.Variable([0.0, 0.0], trainable=False)  # sum and number of the rates
+            self._gathered = GatheredGradients(model.trainable_variables)
             self._gather = tf.function(
                 lambda *batch: self._step(*batch, updates=False), input_signature=list(signature)
             )
@@ -162,7 +159,7 @@ class TrainStep(abc.ABC):
 
             def again(*batch: tf.Tensor) -> None:
                 with probes:
-                    self._step(*batch, whole=False, updates=not self._gathered)
+                    self._step(*batch, whole=False, updates=self._gathered is None)
 
             signature = self.function.input_signature
             self._diagnosis = probes, tf.function(again, input_signature=signature)
@@ -184,12 +181,8 @@ class TrainStep(abc.ABC):
         """Makes steps again, as if the failed step had been made."""
         self._failed.assign(False)
         self.state.step.assign_add(1)
-        self._forget_gathered()
-
-    def _forget_gathered(self) -> None:
-        if self._gathered:
-            for variable in [*self._gathered, self._rates]:
-                variable.assign(tf.zeros_like(variable))
+        if self._gathered is not None:
+            self._gathered.forget()
 
     def _step(self, *batch: tf.Tensor, whole: bool | None = None, updates: bool = True) -> None:
         state = self.state
@@ -224,33 +217,21 @@ class TrainStep(abc.ABC):
         if not updates and not scales_loss:
             all_are_finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         rate = self.rate(*batch)
-        if updates and self._gathered:
-            gradients, rate = self._means(gradients, rate)
+        if updates and self._gathered is not None:
+            gradients, rate = self._gathered.means(gradients, rate)
         if share is not None:
-            rows = tf.cast(share > 0, tf.float64)  # a worker without rows has a copy of another's
-            bad = tf.cast(~all_are_finite, tf.float64)
-            numbers = tf.concat([[total * rows, counted * rows, bad], self.workers.vote], 0)
+            numbers = [total, counted, tf.cast(~all_are_finite, tf.float64)]
             sent = gradients if updates else []
-            *summed_gradients, numbers = self.workers.sum([*sent, numbers])
+            (total, counted, bad), sums = self._sum_over_workers(share, numbers, sent)
             if updates:
-                gradients = [None if g is None else once(g) for g in summed_gradients]
-            total, counted, bad = tf.unstack(numbers[:3])
+                gradients = [None if g is None else once(g) for g in sums]
             loss, all_are_finite = total / counted, bad == 0
-            self.workers.votes.assign(numbers[3:])
         unit = tf.constant(1.0)
         if scales_loss:
             unit = tf.cast(_keras_training.loss_scale(self.optimizer), tf.float32)
         norm = tf.linalg.global_norm(gradients)
-        if self.clip_norm and updates:
-            limit = self.clip_norm * unit if scales_loss else self.clip_norm
-            gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
-        if self.l2 and updates:
-            gradients = [
-                None
-                if g is None
-                else g + tf.cast(self.l2 * unit, g.dtype) * _keras.variables.value(v)
-                for g, v in zip(gradients, variables, strict=True)
-            ]
+        if updates:
+            gradients = self._clip_and_decay(gradients, norm, unit if scales_loss else None)
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)
         finite = tf.math.is_finite(loss)
         if scales_loss:
@@ -266,14 +247,12 @@ class TrainStep(abc.ABC):
                 with warnings.catch_warnings():  # for unused weights: see `unused`
                     warnings.filterwarnings("ignore", ".*[Gg]radient.*variables")
                     self.apply(gradients, variables)
-                self._forget_gathered()
+                if self._gathered is not None:
+                    self._gathered.forget()
                 state.gradient_norm.assign(norm)
                 self._norms.assign(tf.concat([self._norms[1:], [norm]], 0))
-            else:
-                for variable, gradient in zip(self._gathered, gradients, strict=True):
-                    if gradient is not None:
-                        variable.assign_add(gradient)
-                self._rates.assign_add([rate, 1.0])
+            elif self._gathered is not None:
+                self._gathered.add(gradients, rate)
             for old, new in zip(state.carried, output.states, strict=True):
                 for variable, value in zip(old, new, strict=True):
                     self.workers.assign_rows(variable, value)
@@ -299,53 +278,34 @@ class TrainStep(abc.ABC):
         else:
             update()
 
-    def _means(self, gradients: list[Any], rate: tf.Tensor) -> tuple[list[Any], tf.Tensor]:
-        """Returns the means of the gradients and rates since the last update, with these."""
-        count = self._rates[1] + 1.0
-        means = [
-            None if g is None else (gathered + g) / tf.cast(count, gathered.dtype)
-            for gathered, g in zip(self._gathered, gradients, strict=True)
+    def _sum_over_workers(
+        self, share: tf.Tensor, numbers: list[tf.Tensor], gradients: list[Any]
+    ) -> tuple[list[tf.Tensor], list[Any]]:
+        """Returns the sums over the workers: of total, count and defects, and of the gradients."""
+        total, counted, bad = numbers
+        rows = tf.cast(share > 0, tf.float64)  # a worker without rows has a copy of another's
+        sent = tf.concat([[total * rows, counted * rows, bad], self.workers.vote], 0)
+        *sums, received = self.workers.sum([*gradients, sent])
+        self.workers.votes.assign(received[3:])
+        return tf.unstack(received[:3]), sums
+
+    def _clip_and_decay(
+        self, gradients: list[Any], norm: tf.Tensor, scale: tf.Tensor | None
+    ) -> list[Any]:
+        """Clips gradients by their global norm, and then adds the coupled decay.
+
+        Args:
+            gradients: the gradients.
+            norm: their global norm.
+            scale: the factor of the loss, and so of the gradients; `None` for 1.
+        """
+        if self.clip_norm:
+            limit = self.clip_norm if scale is None else self.clip_norm * scale
+            gradients, _ = tf.clip_by_global_norm(gradients, limit, use_norm=norm)
+        if not self.l2:
+            return gradients
+        l2 = tf.constant(self.l2) if scale is None else self.l2 * scale
+        return [
+            None if g is None else g + tf.cast(l2, g.dtype) * _keras.variables.value(v)
+            for g, v in zip(gradients, self.model.trainable_variables, strict=True)
         ]
-        return means, (self._rates[0] + rate) / count
-
-
-def optimizer_and_options(
-    config: ml_collections.ConfigDict, model: keras.Model, own: Sequence[str] = ()
-) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
-    """Returns the optimizer of a configuration, and the further arguments of `TrainStep`.
-
-    Args:
-        config: the whole configuration.
-        model: the model. The patterns of the decay must match its weights.
-        own: names under `optimizer.` that the program's own step reads, and that are ignored here.
-
-    Raises:
-        UserError: the optimizer does not take its arguments, or a pattern matches no weight.
-    """
-    optimizer = {k: v for k, v in config.optimizer.to_dict().items() if k not in own}
-    rate, clip_norm, l2, steps_per_update = (
-        optimizer.pop(key) for key in ("learning_rate", "clip_norm", "l2", "steps_per_update")
-    )
-    if steps_per_update > 1 and optimizer["decay_sparse"] == "rows":
-        raise UserError(
-            f"optimizer.steps_per_update={steps_per_update} with optimizer.decay_sparse=rows: the "
-            "mean of several gradients has all rows; give decay_sparse=table"
-        )
-    made = make_optimizer(
-        optimizer.pop("name"), rate, dtype_policy=config.model.dtype_policy, **optimizer
-    )
-    try:
-        decay = find_weight_decay(made)
-        if decay is not None:
-            decay.decay_table(model)
-    except ValueError as error:
-        raise UserError(f"optimizer.decay_{error}".replace("DecoupledWeightDecay: ", "")) from error
-    options = {
-        "clip_norm": clip_norm,
-        "l2": l2,
-        "sparse": optimizer["decay_sparse"] == "rows",
-        "checked": config.numerics.check != "off",
-        "whole": config.numerics.whole,
-        "steps_per_update": steps_per_update,
-    }
-    return made, options
