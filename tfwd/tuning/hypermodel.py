@@ -36,9 +36,9 @@ def rates(
         A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
 
     Raises:
-        ValueError: If neither `dropout` nor `noise` is given; if an end of a range is not a valid
-            rate or deviation. In `build`, as `tfwd.parametrize`; if `make_model` does not return a
-            compiled model.
+        ValueError: If `make_model` is not a function; if neither `dropout` nor `noise` is given; if
+            an end of a range is not a valid rate or deviation. In `build`, as `tfwd.parametrize`;
+            if `make_model` does not return a compiled model.
 
     Example:
     >>> import keras, keras_tuner
@@ -53,6 +53,11 @@ def rates(
     >>> dict(hypermodel.build(hp).layers[0].parametrizations)
     {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None)}
     """
+    if isinstance(make_model, keras.Model) or not callable(make_model):
+        raise ValueError(
+            f"make_model must be a function that returns a new compiled model; got {make_model!r}. "
+            "Put the code that makes the model into a function"
+        )
     if not dropout and not noise:
         raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
     for name, kind, given in (("dropout", P.Dropout, dropout), ("noise", P.GaussianNoise, noise)):
