@@ -38,6 +38,8 @@ BENCH_STAMP := .venv-bench/.installed
 DOCS_STAMP := .venv-docs/.installed
 DOCS_SOURCES := .venv-docs/sources
 TYPED := .venv/typed
+# Where make docs writes the site.
+SITE ?= site
 
 # Otherwise Keras and matplotlib would write to the home folder, and read settings there.
 export KERAS_HOME := $(CURDIR)/.venv/keras
@@ -107,7 +109,7 @@ test-addons: $(HAS_ADDONS) ## run the tests with Keras 2.15 and tensorflow-addon
 	$(if $(NO_ADDONS),,.venv-addons/bin/pytest $(PYTEST) -m "$(QUICK)" $(ARGS))
 
 # On the second stack this includes the rows that test-all runs on the default stack.
-test-slow: $(STAMP) slow-addons ## run the tests that take minutes, on both stacks
+test-slow: $(STAMP) $(DOCS_STAMP) slow-addons ## run the tests that take minutes, on both stacks
 	$(BIN)/pytest $(PYTEST) -m "slow and not soak" $(ARGS)
 
 slow-addons: $(HAS_ADDONS)
@@ -153,10 +155,10 @@ lint: $(STAMP) ## check style, format and types
 docs: $(DOCS_STAMP) ## build the site into site/
 	@rm -rf $(DOCS_SOURCES) && mkdir -p $(DOCS_SOURCES)/tfwd
 	@ln -s "$(CURDIR)"/tfwd/* "$(CURDIR)/layers" "$(CURDIR)/optimizers" $(DOCS_SOURCES)/tfwd
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
-	@! grep -rlE '<(script|img)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*href="?https?:' site --include=*.html || \
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir "$(abspath $(SITE))" $(ARGS)
+	@! grep -rlE '<(script|img)[^>]*src="?https?:|<link[^>]*stylesheet[^>]*href="?https?:' "$(SITE)" --include=*.html || \
 	  { echo "the pages above load files from the network" >&2; exit 1; }
-	@echo "open site/index.html"
+	@echo "open $(SITE)/index.html"
 
 # To run some of the scripts: make bench ARGS="draws lm_step".
 bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras

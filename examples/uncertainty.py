@@ -52,7 +52,8 @@ def draw(images, answers, spread, labels, right, file: Path) -> None:
     axes.set(xlabel="% of images that are answered, surest first", ylabel="% right answers")
     for axes, i in zip(pictures.subplots(2, 2).flat, spread.argsort()[::-1][:4], strict=True):
         axes.imshow(images[i].reshape(8, 8), cmap="gray_r")
-        axes.set_title(f"{answers[i]} ± {spread[i]:.2f}, is {labels[i]}", fontsize=9)
+        title = f"answer {answers[i]}, label {labels[i]}, spread {spread[i]:.2f}"
+        axes.set_title(title, fontsize=7)
         axes.axis("off")
     figure.savefig(file, dpi=120)
 

@@ -1,4 +1,4 @@
-"""Comparison of methods that hold weights to the pretrained ones, on 300 training texts.
+"""Comparison of methods that keep weights near the pretrained weights, on 300 training texts.
 
     python experiments/fine_tuning.py --data=FOLDER --plan
     python experiments/fine_tuning.py --data=FOLDER --minutes=20

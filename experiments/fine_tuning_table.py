@@ -159,7 +159,7 @@ def section(lines: Lines) -> str:
     parts = [
         f"""## Fine-tuning
 
-Question: which way to hold weights to the pretrained ones helps a fine-tuning on few texts?
+Question: does it help a fine-tuning on few texts to keep the weights near the pretrained weights?
 
 ```console
 $ make .venv/minilm/model.safetensors

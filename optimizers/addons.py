@@ -178,6 +178,7 @@ def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
 
     Example:
         >>> import keras
+        >>> from tfwd.optimizers.addons import extend_with_decoupled_weight_decay
         >>> NadamW = extend_with_decoupled_weight_decay(keras.optimizers.Nadam)
         >>> optimizer = NadamW(weight_decay=1e-4, learning_rate=1e-3)
         >>> optimizer.weight_decay, optimizer.beta_1
@@ -205,6 +206,8 @@ class AdamW(DecoupledWeightDecayExtension):
             `keras.optimizers.Adam`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.optimizers.addons import AdamW
         >>> optimizer = AdamW(weight_decay=0.25, learning_rate=1.0)
         >>> weight = tf.Variable([4.0])
         >>> _ = optimizer.minimize(lambda: 2.0 * weight, [weight])
@@ -249,6 +252,8 @@ class SGDW(DecoupledWeightDecayExtension):
             `keras.optimizers.SGD`.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.optimizers.addons import SGDW
         >>> optimizer = SGDW(weight_decay=0.25, learning_rate=1.0)
         >>> weight = tf.Variable([4.0])
         >>> _ = optimizer.apply_gradients([(tf.constant([1.0]), weight)])

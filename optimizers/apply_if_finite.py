@@ -60,7 +60,8 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
     are safe. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
+        >>> from tfwd.optimizers import ApplyIfFinite
         >>> optimizer = ApplyIfFinite(keras.optimizers.SGD(1.0))
         >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([1.0, float("nan")])], [weight])

@@ -28,6 +28,7 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
 
     Example:
         >>> import keras, numpy as np
+        >>> from tfwd.optimizers import NonMonotonicASGD, NonMonotonicASGDCallback
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         >>> model.compile(NonMonotonicASGD("sgd", non_monotone_interval=1), "mse")
         >>> x, y = np.zeros((4, 2)), np.ones((4, 1))

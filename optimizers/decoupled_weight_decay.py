@@ -94,7 +94,8 @@ class DecoupledWeightDecay(SumsRows):
             `build`, which is the first to know the variables: if a pattern matches none of them.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
+        >>> from tfwd.optimizers import DecoupledWeightDecay
         >>> optimizer = DecoupledWeightDecay(keras.optimizers.SGD(0.1), 0.25)
         >>> weight = tf.Variable([4.0, 8.0], name="weight")
         >>> optimizer.apply([tf.constant([10.0, 0.0])], [weight])

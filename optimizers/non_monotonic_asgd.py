@@ -49,15 +49,16 @@ class NonMonotonicASGD(SumsRows):
         sum_repeated_rows: As in `DecoupledWeightDecay`.
 
     Warns:
-        UserWarning: Once, if a `fit` ends before the optimizer has observed any loss. (Keras 2 does
-        not notify legacy optimizers of the end.)
+        UserWarning: Once, if a `fit` ends before the optimizer has observed any loss. There is no
+            warning for legacy optimizers of Keras 2, because Keras does not notify them of the end.
 
     Raises:
         TypeError: If the optimizer is not a Keras optimizer.
         ValueError: If n is not an integer of at least 1.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
+        >>> from tfwd.optimizers import NonMonotonicASGD
         >>> optimizer = NonMonotonicASGD(keras.optimizers.SGD(1.0), non_monotone_interval=1)
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         >>> layer.build((None, 1))

@@ -3,8 +3,11 @@
 pytest's own --doctest-modules would import ``layers/`` by its folder's name, which is an error.
 """
 
+import ast
+import builtins
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,38 @@ def test_examples(name: str) -> None:
     for example in doctest.DocTestFinder(exclude_empty=True).find(module):
         runner.run(example, out=report.append)
     assert not runner.failures, "".join(report)
+
+
+def unbound(code: str) -> set[str]:
+    """Returns the names that code uses and does not define or import."""
+    used, bound = set(), set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {name.asname or name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+            bound.add(node.name or "")
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.Name):
+            (bound if isinstance(node.ctx, ast.Store) else used).add(node.id)
+    return used - bound
+
+
+def test_unbound_names_are_found() -> None:
+    assert unbound("import a.b\nfor c in a.d(lambda e: e): print(c, f)") == {"f"}
+
+
+def test_an_example_of_the_reference_imports_what_it_uses() -> None:
+    """Checks that a reader can copy an example without names of the module around it."""
+    pages = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/reference/*.md"))
+    entries = re.findall(r"^::: (\S+)\.(\w+)$", pages, re.M)
+    examples = {
+        f"{module}.{name}": doctest.script_from_examples(
+            getattr(importlib.import_module(module), name).__doc__ or ""
+        )
+        for module, name in entries
+        if module != "tfwd.pretrained"
+    }
+    assert len(examples) > 50
+    missing = {name: unbound(code) for name, code in examples.items()}
+    assert {name: names for name, names in missing.items() if names} == {}

@@ -18,7 +18,7 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import lower modules, and a package its own modules.
 HEIGHTS = {
-    0: {"tfwd._keras_shared", "tfwd.deprecation", "tfwd.dtypes", "tfwd.atomic_files", "tfwd.paths"}
+    0: {"tfwd._keras_shared", "tfwd.dtypes", "tfwd.atomic_files", "tfwd.paths"}
     | {"tfwd.optional_packages"},
     1: {"tfwd._keras2", "tfwd._keras3"},
     2: {"tfwd._keras"},

@@ -66,7 +66,7 @@ def moment_matching(
             integer of at least 2; if the seed is out of range.
 
     Example:
-        >>> import keras, tfwd
+        >>> import keras, tensorflow as tf, tfwd
         >>> from tfwd import layers
         >>> inner = keras.layers.Dense(2, "relu", kernel_initializer="ones")
         >>> dropped = layers.WeightDropout(inner, 0.5)

@@ -106,6 +106,8 @@ def summarize(tensor: Any) -> Summary:
         TypeError: If the tensor is not numeric.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.numerics import summarize
         >>> summary = summarize(tf.constant([0.0, float("nan"), float("inf"), -2.0])).numbers()
         >>> summary.nan, summary.positive_inf, summary.zeros, summary.abs_max
         (1, 1, 1, 2.0)

@@ -29,7 +29,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         ValueError: If there are no variables.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
         >>> from tfwd import gradients, metrics
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         >>> model.set_weights([tf.ones([2, 1])])

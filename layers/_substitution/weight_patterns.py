@@ -218,9 +218,12 @@ def literal(name: str) -> str:
 
 
 def _nearest(pattern: str, everything: list[Target]) -> str:
-    """Returns a hint for a pattern that matches only a part of a path, such as a layer's name."""
+    """Returns a hint for a pattern that matches a part of a path, or leaves out a component."""
     whole = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
-    for other in (f"{whole}/.*", f".*{whole}.*"):
+    slashes = [at for at, character in enumerate(pattern) if character == "/"]
+    # The weights of a recurrent layer belong to its cell: lstm/lstm_cell/kernel.
+    deeper = [f"{pattern[:at]}/.*{pattern[at:]}" for at in slashes]
+    for other in (f"{whole}/.*", *deeper, f".*{whole}.*"):
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)
             try:

@@ -71,6 +71,24 @@ def test_a_part_of_a_path_is_told_what_would_match(pattern: str, instead: str) -
             weight_selection.match(model, {nothing: 1})
 
 
+@pytest.mark.parametrize(
+    ("pattern", "instead"),
+    [
+        ("words/recurrent_kernel", "words/.*/recurrent_kernel"),
+        ("both/forward_words/kernel", "both/forward_words/.*/kernel"),
+    ],
+)
+def test_a_path_that_leaves_out_the_cell_is_told_what_would_match(pattern, instead) -> None:
+    lstm = keras.layers.LSTM
+    both = keras.layers.Bidirectional(lstm(2, name="words"), name="both")
+    model = keras.Sequential(
+        [keras.Input((3, 2)), lstm(2, return_sequences=True, name="words"), both]
+    )
+    with pytest.raises(ValueError, match=f"perhaps '{re.escape(instead)}'"):
+        weight_selection.match(model, {pattern: 1})
+    assert len(weight_selection.match(model, {instead: 1})) == 1
+
+
 def test_the_order_follows_the_weights_not_the_patterns(model) -> None:
     assert names(model, ["two/kernel", "one/kernel"]) == ["one/kernel", "two/kernel"]
     positions = [t.position for t, _ in weight_selection.match(model, {"kernel": 1})]

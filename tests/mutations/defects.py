@@ -590,7 +590,7 @@ DEFECTS = [
         "tfwd/numerics/checked_step/replica_step.py",
         "tf.math.is_finite(rate) & (rate >= 0)",
         "tf.math.is_finite(rate)",
-        ("tests/numerics/test_causes.py", "-k", "rate"),
+        ("tests/numerics/test_causes_given.py", "-k", "rate"),
     ),
     Defect(
         "going back to an epoch leaves the optimizer's variables",

@@ -58,7 +58,7 @@ def test_a_text_of_padding_alone():
     report = report_of(keras.Model(inputs, outputs), words, np.ones((16, 1), "float32"))
     assert report.first.frame.name == "pool"
     assert names(report) == ["a softmax over nothing but -infinity"]
-    assert "NaN in row 3 of the batch, and just there 'x' is 0" in report.causes[0].evidence
+    assert "NaN in row 3 of the batch, and only there 'x' is 0" in report.causes[0].evidence
     assert "small number" not in report.causes[0].advice
     (tokens,) = [one for one in report.found if one.frame.name == "x"]  # in the table of ranges
     assert (tokens.frame.dtype, tokens.detail.high) == ("int64", words[8:16].max())
@@ -98,7 +98,7 @@ def test_examples_whose_loss_is_not_finite(loss, column, what):
     report = report_of(model, x, y, loss)
     assert names(report) == ["the loss function"]
     rows = ", ".join(map(str, bad))
-    expected = f"it is so in rows {rows} of the batch, and just there column {column} of the "
+    expected = f"it is so in rows {rows} of the batch, and only there column {column} of the "
     assert f"{expected}predictions {what}." in report.causes[0].evidence
 
 
@@ -112,7 +112,7 @@ def test_labels_at_which_a_loss_is_not_finite():
     x, _ = data(1)
     counts = np.array([3, 0, 1, 2, 0, 5, 1, 4], "float32")[:, None]
     report = report_of(dense(activation="softplus"), x, counts, deviance)
-    wanted = "it is so in rows 1, 4 of the batch, and just there the label is 0."
+    wanted = "it is so in rows 1, 4 of the batch, and only there the label is 0."
     assert wanted in report.causes[0].evidence
 
 

@@ -68,7 +68,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
             training starts.
 
     Example:
-    >>> import keras
+    >>> import keras, tensorflow as tf
     >>> from tfwd import callbacks
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse")

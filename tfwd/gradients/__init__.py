@@ -13,7 +13,6 @@ Modules:
 - `independence` tries a model on a few examples.
 """
 
-from tfwd.deprecation import renamed
 from tfwd.gradients.compute import Moments, moments
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient
 from tfwd.gradients.record import Call
@@ -33,12 +32,3 @@ __all__ = [
     "moments",
     "rule",
 ]
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Given": ("tfwd.gradients.Materialized", Materialized),
-        "Outer": ("tfwd.gradients.OuterProduct", OuterProduct),
-        "Term": ("tfwd.gradients.PerExampleGradient", PerExampleGradient),
-    },
-)

@@ -98,7 +98,7 @@ def moments(
             empty.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
         >>> from tfwd import gradients
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
         >>> model.set_weights([tf.ones([2, 1])])

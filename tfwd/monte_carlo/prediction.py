@@ -99,7 +99,7 @@ def predict_samples(
       dropout masks differ there.
 
     Example:
-        >>> import keras, tfwd
+        >>> import keras, numpy as np, tfwd
         >>> from tfwd import parametrizations as P
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
         >>> noisy = tfwd.parametrize(model, {"kernel": P.GaussianNoise(0.5)}, seed=1)

@@ -58,7 +58,8 @@ class Probes:
             no weight.
 
     Example:
-    >>> import keras
+    >>> import keras, tensorflow as tf
+    >>> from tfwd.numerics import Probes
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="score")])
     >>> probes = Probes(model, weights=False)
     >>> @tf.function

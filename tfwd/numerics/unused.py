@@ -37,7 +37,8 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         ValueError: the model is not built, or has no loss although there are labels.
 
     Example:
-    >>> import keras
+    >>> import keras, tensorflow as tf
+    >>> from tfwd.numerics import unused
     >>> class TwoHeads(keras.Model):
     ...     def __init__(self):
     ...         super().__init__()

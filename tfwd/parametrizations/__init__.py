@@ -5,8 +5,6 @@ dtype. It does not depend on layers. `tfwd.layers.Parametrized` applies it to a 
 write a custom one, subclass `Parametrization` and register it with Keras, as the classes below do.
 """
 
-from tfwd.deprecation import renamed
-from tfwd.parametrizations import chain as _chain
 from tfwd.parametrizations.base import Parametrization
 from tfwd.parametrizations.chain import Chain
 from tfwd.parametrizations.dropout import Dropout
@@ -24,11 +22,3 @@ __all__ = [
     "WeightNorm",
     "table",
 ]
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Link": ("tfwd.parametrizations.chain.BoundParametrization", _chain.BoundParametrization),
-        "apply": ("tfwd.parametrizations.chain.apply", _chain.apply),
-    },
-)

@@ -25,7 +25,8 @@ class Parametrization:
       another `__call__` must set it again.
 
     Example:
-        >>> import keras
+        >>> import keras, tensorflow as tf
+        >>> from tfwd.parametrizations import Parametrization
         >>> @keras.saving.register_keras_serializable("my_package")
         ... class UniformNoise(Parametrization):
         ...     elementwise = True

@@ -23,7 +23,8 @@ class Chain(Parametrization):
         parametrizations: List of parametrizations. The first is applied first.
 
     Example:
-        >>> from tfwd.parametrizations import Dropout, GaussianNoise
+        >>> import tensorflow as tf
+        >>> from tfwd.parametrizations import Chain, Dropout, GaussianNoise
         >>> p = Chain([GaussianNoise(0.1), Dropout(0.5)])
         >>> w = p(tf.ones([1000]), seed=tf.constant([1, 2]))
         >>> 0.45 < float(tf.reduce_mean(tf.cast(w == 0.0, tf.float32))) < 0.55

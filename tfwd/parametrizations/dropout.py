@@ -44,6 +44,8 @@ class Dropout(Parametrization):
         ValueError: If `per_example` is True and a noise shape is given.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.parametrizations import Dropout
         >>> w = Dropout(0.5)(tf.ones([2, 4]), seed=tf.constant([1, 2]))
         >>> sorted(set(w.numpy().ravel().tolist()))
         [0.0, 2.0]

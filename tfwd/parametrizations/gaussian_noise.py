@@ -51,6 +51,8 @@ class GaussianNoise(Parametrization):
         ValueError: If the scale is unknown. On application, if `stddev` is negative or not finite.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.parametrizations import GaussianNoise
         >>> w = GaussianNoise(0.1)(tf.zeros([1000]), seed=tf.constant([1, 2]))
         >>> round(float(tf.math.reduce_std(w)), 2)
         0.1

@@ -51,6 +51,8 @@ class Mixout(Dropout):
             or has no value with the weight's name and shape.
 
     Example:
+        >>> import tensorflow as tf
+        >>> from tfwd.parametrizations import Mixout
         >>> start, now = tf.ones([2, 4]), tf.fill([2, 4], 3.0)
         >>> mixed = Mixout(0.5).towards_tensor(start)(now, seed=tf.constant([1, 2]))
         >>> sorted(set(mixed.numpy().ravel().tolist()))

@@ -39,6 +39,8 @@ class WeightNorm(Parametrization):
         ValueError: On application, if the weight does not have the axis.
 
     Example:
+        >>> import keras, tensorflow as tf
+        >>> from tfwd.parametrizations import WeightNorm
         >>> w = WeightNorm()(tf.constant([[3.0], [4.0]]), seed=None)
         >>> [round(float(entry), 2) for entry in w.numpy().ravel()]
         [0.6, 0.8]

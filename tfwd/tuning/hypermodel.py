@@ -20,26 +20,28 @@ def rates(
     dropout: Mapping[str, Spec | float] | None = None,
     noise: Mapping[str, Spec | float] | None = None,
 ) -> Rates:
-    """Returns a hypermodel that wraps a model by `tfwd.parametrize`, at rates that a tuner chooses.
+    """Returns a hypermodel: a model with `tfwd.parametrize`, at rates that a tuner chooses.
 
-        weight -> Dropout(rate)(GaussianNoise(stddev)(weight))
+    Formula: `w' = Dropout(rate)(GaussianNoise(stddev)(w))`.
 
     Args:
-        make_model: function that makes a new compiled model at each call. If it takes an argument,
-            that is the trial's `hp`, with which it may declare more hyperparameters.
-        dropout: dict from a pattern on the weights' paths, as in `tfwd.parametrize`, to the drop
-            rates to try: a `Float`, `Int` or `Choice`, or one number.
-        noise: the same for the standard deviations of variational noise. If both match a weight,
-            noise comes first.
+        make_model: Function that returns a new compiled model in each call. If it has an argument,
+            it receives the trial's `hp`, and may declare further hyperparameters.
+        dropout: dict from a pattern, as in `tfwd.parametrize`, to the drop rates to try. These are
+            a `Float`, `Int` or `Choice`, or one number. Default None, for no weight dropout.
+        noise: dict as in `dropout`, for the standard deviations of variational noise. If both match
+            a weight, noise is applied first. Default None, for no noise.
 
     Returns:
         A `keras_tuner.HyperModel`. Its hyperparameters are "dropout/PATTERN" and "noise/PATTERN".
 
     Raises:
-        ValueError: neither is given, or an end of a range is no valid rate or deviation. In
-            `build`: as `tfwd.parametrize`, or if `make_model` makes no compiled model.
+        ValueError: If `make_model` is not a function; if neither `dropout` nor `noise` is given; if
+            an end of a range is not a valid rate or deviation. In `build`, as `tfwd.parametrize`;
+            if `make_model` does not return a compiled model.
 
     Example:
+    >>> import keras, keras_tuner
     >>> from tfwd import tuning
     >>> def make_model():
     ...     model = keras.Sequential([keras.Input((3, 8)), keras.layers.LSTM(4)])
@@ -51,6 +53,11 @@ def rates(
     >>> dict(hypermodel.build(hp).layers[0].parametrizations)
     {'recurrent_kernel': Dropout(rate=0.3, noise_shape=None)}
     """
+    if isinstance(make_model, keras.Model) or not callable(make_model):
+        raise ValueError(
+            f"make_model must be a function that returns a new compiled model; got {make_model!r}. "
+            "Put the code that makes the model into a function"
+        )
     if not dropout and not noise:
         raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
     for name, kind, given in (("dropout", P.Dropout, dropout), ("noise", P.GaussianNoise, noise)):

@@ -22,15 +22,16 @@ class Float:
     """Range of numbers in [low, high].
 
     Args:
-        low, high: float. The ends, which are included.
-        step: float. Allows only `low + i * step`; in a logarithmic range, `low * step**i`. None
-            allows any number (rounded to six digits, so that it can be written down).
-        log: bool. Draws uniformly on a logarithmic scale.
+        low, high: float. Both ends belong to the range.
+        step: float. Allows only `low + i * step`, or `low * step**i` in a logarithmic range.
+            Default None, for any number, rounded to six digits.
+        log: bool. Draws uniformly on a logarithmic scale. Default False.
 
     Raises:
-        ValueError: the ends are not in order, or not finite, or the step is invalid.
+        ValueError: If the ends are not in order or not finite; if the step is invalid.
 
     Example:
+    >>> from tfwd.tuning import Float
     >>> Float(0, 0.7, step=0.1).values
     (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
     >>> Float(1e-4, 1e-2, step=10, log=True).values
@@ -83,11 +84,13 @@ class Int:
     """Range of whole numbers in [low, high].
 
     Args:
-        low, high: int. The ends, which are included.
-        step: int. Allows only `low + i * step`.
-        log: bool. Draws uniformly on a logarithmic scale (without a step).
+        low, high: int. Both ends belong to the range.
+        step: int. Allows only `low + i * step`. Default 1.
+        log: bool. Draws uniformly on a logarithmic scale. It cannot be combined with a step.
+            Default False.
 
     Example:
+    >>> from tfwd.tuning import Int
     >>> Int(10, 30, step=10).values
     (10, 20, 30)
     """
@@ -128,12 +131,13 @@ class Int:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Set of values, of any kind that can be written down.
+    """Set of values: numbers, texts, booleans or tuples.
 
     Args:
-        values: at least one number, text, boolean or tuple.
+        values: List of at least one value.
 
     Example:
+    >>> from tfwd.tuning import Choice
     >>> str(Choice([(300, 150), (400, 200)]))
     '300,150 | 400,200'
     """

@@ -46,44 +46,53 @@ def tuner(
 ) -> SweepTuner:
     """Makes a keras-tuner `Tuner`, whose `search` takes the arguments of `model.fit`.
 
-    Run `e` of every trial starts with `keras.utils.set_random_seed(seed + e)`, so that trials
-    differ by their hyperparameters and not by luck. A trial whose objective is not finite in any
-    epoch is marked FAILED, and so is a trial that raises. A line says why, and the search
-    continues. A stopped search resumes if it is started again with the same directory.
+    Run `e` of every trial starts with `keras.utils.set_random_seed(seed + e)`. Trials therefore
+    differ by their hyperparameters alone. A trial fails if it raises an error, or if its objective
+    is not finite in any epoch. A line says why, and the search continues. A search that was stopped
+    resumes if it is started again with the same directory.
 
     `search` prints a line before and after each trial, unless its `verbose` is 0. Keras's progress
     bars follow `verbose` too. `search` raises
 
-    - RuntimeError at its end, if no trial succeeded;
-    - ValueError after the first epoch, if the logs do not have the objective (there is no
-      `validation_data`, or the name is wrong), and at the start, if it gets `epochs` with
-      "hyperband", which has `max_epochs`.
+    - a RuntimeError at its end, if no trial succeeded;
+    - a ValueError after the first epoch, if the logs do not have the objective. Either
+      `validation_data` is missing, or the name is wrong;
+    - a ValueError at the start, if it gets `epochs` with "hyperband". Pass `max_epochs` to `tuner`.
 
     Args:
-        hypermodel: a hypermodel of `tfwd.tuning.rates`, or any that keras-tuner takes.
-        objective: the name of the minimised or maximised value, as "val_loss".
-        method: "random", "grid", "bayesian" or "hyperband".
-        directory: path of the sweep's folder.
-        max_trials, max_epochs, factor, iterations: as in `make_oracle`.
-        executions_per_trial: int. Runs per trial, whose objectives are averaged.
-        seed: int. The seed of the search and of the runs.
-        overwrite: bool. Removes a sweep in the directory. Otherwise that sweep is resumed, and it
-            must be the same, except that `max_trials` may grow.
-        worker_timeout: float. Seconds after which the chief of a shared sweep gives up a silent
-            worker.
+        hypermodel: Result of `tfwd.tuning.rates`, another `keras_tuner.HyperModel`, or a function
+            of `hp` that returns a compiled model.
+        objective: str or `keras_tuner.Objective`. Name of the value that is minimised or maximised.
+            Default "val_loss".
+        method: "random", "grid", "bayesian" or "hyperband". Default "random".
+        directory: str or path. Folder of the sweep. Default "sweep".
+        max_trials: int. Largest number of trials. Hyperband ignores it, because its number of
+            trials follows from its epochs. Default None, for the whole grid, or for 10 trials of
+            another method.
+        executions_per_trial: int. Number of runs of a trial. Their objectives are averaged. Default
+            1.
+        max_epochs: int. Epochs of Hyperband's longest trials. Default 27.
+        factor: int. Each round of Hyperband has fewer trials than the previous round by this
+            factor, with more epochs. Default 3.
+        iterations: int. Number of times that Hyperband repeats the search. Default 1.
+        seed: int. Seed of the search and of the runs. Default 0.
+        overwrite: bool. Removes a sweep that is in the directory. Default False, which resumes that
+            sweep. It must then be the same sweep, except that `max_trials` may increase.
+        worker_timeout: float. For several machines. The chief gives a trial to another worker if
+            its worker has not reported for this number of seconds. Default 60.
 
     Returns:
         The tuner. `tuner.get_best_hyperparameters()` and the other methods of keras-tuner work. If
         no trial succeeded, the methods that return the best ones raise RuntimeError.
 
     Raises:
-        ValueError: the method is wrong. The model has no weights when it is made (on Keras 3). Or
-            the directory holds a sweep over another space, or with another method, objective, seed,
-            number of executions or, for Hyperband, `max_epochs`, `factor` or `iterations`. The
-            message lists the differences.
+        ValueError: If the method is unknown; if the new model has no weights (on Keras 3); if the
+            directory contains another sweep. Its space, method, objective, seed, number of
+            executions and Hyperband's arguments must be the same. The message lists the
+            differences.
 
     Example:
-    >>> import tempfile
+    >>> import keras, numpy as np, tempfile
     >>> from tfwd import tuning
     >>> def make_model():
     ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

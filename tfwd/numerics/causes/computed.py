@@ -78,32 +78,35 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
-    zeros = f", {given.summary.zeros} of them 0" if given.summary.zeros else ""
+    zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
     where += _input_at_position(evidence, first, before)
     scale = large_inputs(evidence, "x")
     reasons = []
     if found.nan:
-        reasons.append("NaN comes of 0/0, infinity minus infinity, a root, a fractional power or a "
-                       "logarithm of a negative number, an arccosine beyond 1")  # fmt: skip
+        reasons.append("NaN comes from 0/0, infinity minus infinity, an arccosine beyond 1, or a "
+                       "root, a fractional power or a logarithm of a negative number")  # fmt: skip
     if overflowing:
-        what_exp = "what is above" if before.frame.kind == "data" else "an output above"
-        reasons.append(f"+infinity comes of the exponential of {what_exp} {exp_limit(before):.3g}, "
-                       f"the limit of {before.frame.dtype}")  # fmt: skip
+        what_exp = "data above" if before.frame.kind == "data" else "an output above"
+        limit = f"{exp_limit(before):.3g}, the limit of {before.frame.dtype}"
+        reasons.append(f"+infinity comes from the exponential of {what_exp} {limit}")
     elif found.positive_inf:
-        reasons.append("+infinity comes of 1/0, an exponential beyond 88, minus a logarithm of 0")
+        reasons.append(
+            "+infinity comes from 1/0, an exponential beyond 88, or minus a logarithm of 0"
+        )
     if found.negative_inf:
-        reasons.append("-infinity comes of a logarithm of 0, or of -1/0")
+        reasons.append("-infinity comes from a logarithm of 0, or from -1/0")
     advice = (
         f"clip '{before.frame.name}' before the exponential, as with tf.clip_by_value(.., -20, 20),"
         " or subtract its maximum; a lower learning rate or clipped gradients keep it small"
         if overflowing
-        else "clip the inputs, add a small number to the divisor, subtract the maximum before "
-        "an exponential"
+        else "clip the inputs, add a small number to the divisor, or subtract the maximum "
+        "before an exponential"
     )
     yield Cause(
         "a function outside its domain",
-        f"{what} {' and '.join(kinds)} of finite numbers: of "
-        f"'{before.frame.label}', {given.low:.3g} to {given.high:.3g}{zeros}.{where}{scale}",
+        f"{what} {' and '.join(kinds)} from finite numbers. "
+        f"The values of '{before.frame.label}' are from {given.low:.3g} to {given.high:.3g}{zeros}."
+        f"{where}{scale}",
         f"{advice}{'; scale the data' if scale else ''}. ({'; '.join(reasons)}.)",
     )
 

@@ -84,7 +84,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     exactly = reasons(evidence, bad) if bad.any() else []
     signs, advice, ends_reached = [], [], False
     if exactly:
-        signs.append(f"it is so in {rows_text(bad)}, and just there {' and '.join(exactly)}")
+        signs.append(f"it is so in {rows_text(bad)}, and only there {' and '.join(exactly)}")
         advice.append("clip the argument of a logarithm or a root, and the divisor")
     elif bad.any() and not bad.all():
         signs.append(f"it is so in {rows_text(bad)} alone")

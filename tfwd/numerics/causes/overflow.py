@@ -55,9 +55,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         given, made = evidence.before.detail.summary.abs_max, first.detail.summary.abs_max
         if largest is None and max(given, made) < HALF_MAX / 16:
             seen += (
-                f" It is given at most {given:.3g}, and what is finite of it is at most "
-                f"{made:.3g}: something in between is larger, for example a sum of many or a "
-                "square."
+                f" Its inputs are at most {given:.3g}, and its finite outputs at most {made:.3g}. "
+                "A number in between is larger, for example a sum of many numbers or a square."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf

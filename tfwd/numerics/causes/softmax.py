@@ -50,14 +50,14 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         seen = queries
     elif masked:
         seen = (
-            f"'{first.frame.name}' is NaN in {rows_text(first.detail.rows)}, and just there "
-            f"{' and '.join(masked)}: if that is padding, no key is left."
+            f"'{first.frame.name}' is NaN in {rows_text(first.detail.rows)}, and only there "
+            f"{' and '.join(masked)}. If that is padding, no key is left."
         )
     elif first.detail.steps.any() and not first.detail.steps.all():
         steps = ", ".join(str(i) for i in np.flatnonzero(first.detail.steps)[:5])
         seen = f"'{first.frame.name}' is NaN at time step {steps} alone: a mask may leave no key."
     else:
-        seen = f"'{first.frame.name}' makes NaN of finite numbers."
+        seen = f"'{first.frame.name}' makes NaN from finite numbers."
     yield Cause(
         "a softmax over nothing but -infinity",
         f"{seen} A softmax is 0/0 if all its inputs are -infinity.",
@@ -90,7 +90,7 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     return (
         f"'{first.frame.name}' is NaN in whole vectors at {', '.join(places[:3])}{more}, and "
         "finite beside them, as attention is at a query to which a mask leaves no key."
-        + (f" Just there {' and '.join(masks)} leaves no key." if masks else "")
+        + (f" Only there, {' and '.join(masks)} leaves no key." if masks else "")
     )
 
 

@@ -1,0 +1,129 @@
+"""Causes in loss functions and added losses: the report must name them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from diagnoses import dense, names, report_of
+from planting import data
+from stacks import SOAK_ON_KERAS_2
+
+pytestmark = SOAK_ON_KERAS_2
+layers = keras.layers
+
+
+def log_loss(y, p):
+    return -tf.reduce_mean(y * tf.math.log(p) + (1 - y) * tf.math.log(1 - p), -1)
+
+
+def test_logarithm_of_zero():
+    x, y = data(2)
+    model = dense(activation="sigmoid", kernel_initializer=keras.initializers.Constant(80.0))
+    report = report_of(model, x, (y > 0).astype("float32"), log_loss)
+    assert names(report) == ["the loss function"]
+    assert report.sentence.startswith("loss 'log_loss': ")
+    assert "exactly, where a logarithm is infinite" in report.causes[0].evidence
+
+
+class Adds(layers.Layer):
+    """Adds the root of negative numbers to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(tf.sqrt(-tf.abs(inputs) - 1.0)))
+        return inputs
+
+
+class Whole(keras.Model):
+    """A model that adds a loss in its own call."""
+
+    def __init__(self):
+        super().__init__(name="adds")
+        self.inner = layers.Dense(1, kernel_regularizer="l2", name="inner")
+
+    def call(self, inputs):
+        outputs = self.inner(inputs)
+        self.add_loss(tf.reduce_sum(tf.sqrt(outputs - 1e2)))
+        return outputs
+
+
+class LogarithmOfZero(keras.regularizers.Regularizer):
+    def __call__(self, weight):
+        return tf.reduce_sum(tf.math.log(weight * 0))
+
+
+ADDED = {
+    "regularizer": lambda: dense(
+        layers.Dense(1, name="adds", kernel_regularizer=LogarithmOfZero())
+    ),
+    "activity": lambda: dense(
+        layers.Dense(1, name="adds", activity_regularizer=lambda a: tf.reduce_sum(tf.sqrt(a - 1e2)))
+    ),
+    "add_loss": lambda: dense(Adds(name="adds")),
+    "model": Whole,
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_losses_that_layers_add(kind):
+    """Checks that the loss function is not blamed, because it is finite."""
+    x, y = data(2)
+    report = report_of(ADDED[kind](), x, y)
+    value = "-Inf" if kind == "regularizer" else "NaN"
+    assert report.sentence.startswith(f"loss that layer 'adds' adds: {value}, step 1")
+    assert names(report) == ["a loss that a layer adds"]
+    assert report.where == "layer adds"
+
+
+@pytest.mark.slow
+def test_targets_that_are_no_distributions():
+    x, _ = data(2)
+    y = np.eye(3, dtype="float32")[np.arange(16) % 3] - 0.5
+
+    def loss(y, p):
+        return tf.reduce_sum(y * tf.math.log(y), -1) + tf.reduce_sum(p * p, -1)
+
+    report = report_of(dense(units=3, activation="softmax"), x, y, loss)
+    assert names(report) == ["the loss function"]
+    assert "'y' are not distributions" in report.causes[0].evidence
+
+
+@pytest.mark.slow
+def test_absent_class():
+    x, _ = data(2)
+    y = np.eye(3, dtype="float32")[np.arange(16) % 2]  # never class 2
+
+    def balanced(y, p):
+        return tf.reduce_mean(tf.reduce_sum(y * p, 0) / tf.reduce_sum(y, 0))
+
+    report = report_of(dense(units=3, activation="softmax"), x, y, balanced)
+    assert names(report) == ["the loss function"]
+    assert "class 2 is absent in the batch" in report.causes[0].evidence
+
+
+@pytest.mark.slow
+def test_nothing_left_of_sample_weights():
+    x, y = data(2)
+    weights = np.r_[np.ones(8), np.zeros(8)].astype("float32")
+
+    class Divided(keras.losses.Loss):
+        """Returns the mean over the examples that count."""
+
+        def __call__(self, y, p, sample_weight=None):
+            squares = tf.reduce_sum((p - y) ** 2, -1) * sample_weight
+            return tf.reduce_sum(squares) / tf.reduce_sum(sample_weight)
+
+    report = report_of(dense(), x, y, Divided(), sample_weight=weights)
+    assert report.step == 2
+    assert "nothing is left to divide by" in names(report)
+    assert "'sample_weight' is 0 for all 8 examples" in str([c.evidence for c in report.causes])
+
+
+@pytest.mark.slow
+def test_a_mean_of_nothing():
+    x, y = data(2)
+
+    def positive(labels, predictions):
+        return tf.reduce_mean(tf.boolean_mask((predictions - labels) ** 2, labels > 99.0))
+
+    (cause,) = report_of(dense(), abs(x), y, positive).causes
+    assert "a mean or a norm of nothing" in cause.advice
