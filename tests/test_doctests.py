@@ -66,7 +66,6 @@ def test_an_example_of_the_reference_imports_what_it_uses() -> None:
             getattr(importlib.import_module(module), name).__doc__ or ""
         )
         for module, name in entries
-        if module != "tfwd.pretrained"
     }
     assert len(examples) > 50
     missing = {name: unbound(code) for name, code in examples.items()}

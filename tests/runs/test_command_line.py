@@ -188,3 +188,10 @@ def test_an_unknown_name_lists_the_names():
         "path, or one of these names: awd_lstm_ptb, awd_lstm_wikitext2, char, finetune, "
         "quickstart, wikitext2_small"
     )
+
+
+def test_a_config_of_another_program_is_named():
+    from tfwd.finetune.config import SCHEMA as OTHER
+
+    with pytest.raises(UserError, match="--config=quickstart is a config of another program: it"):
+        parse(["tfwd-finetune", "--config=quickstart"], lambda values: None, schema=OTHER)

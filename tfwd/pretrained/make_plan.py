@@ -66,6 +66,7 @@ def plan(
 
     Example:
     >>> import keras, numpy as np, os, tempfile
+    >>> from tfwd.pretrained import plan
     >>> file = os.path.join(tempfile.mkdtemp(), "weights.npz")
     >>> arrays = {"out.kernel": np.ones((3, 2), "float32"), "out.bias": np.zeros(2, "float32")}
     >>> np.savez(file, **arrays)

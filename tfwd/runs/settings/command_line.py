@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 import tfwd
 from tfwd.runs.errors import UserError, suggest
+from tfwd.runs.settings import config as configs
 from tfwd.runs.settings.config import Schema
 
 # The files that a flag can name, inside tfwd.
@@ -128,6 +129,14 @@ def _take_config_file(
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
         raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
+    there = configs.flat_keys(config) if given.isidentifier() else schema.keys
+    # A group that takes any names is not in the list if it is empty.
+    missing = [key for key, row in schema.keys.items() if key not in there and row.default != {}]
+    if missing:
+        raise UserError(
+            f"--config={given} is a config of another program: it has no {missing[0]}; give one of "
+            f"this program, as --config={schema.example}"
+        )
     schema.check_keys(config)
     frozen = isinstance(config, ml_collections.FrozenConfigDict)
     return rest, ml_collections.ConfigDict(config) if frozen else config
