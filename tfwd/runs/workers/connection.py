@@ -76,7 +76,7 @@ def ends_if_lost(resume: str) -> Iterator[None]:
     except tf.errors.OpError as error:
         if not _is_loss(error):
             raise
-        end(f"error: another worker was lost ({reason(error)[:120]}); {resume}", LOST)
+        end(f"error: another worker was lost ({type(error).__name__}); {resume}", LOST)
 
 
 def end(line: str, code: int) -> None:
