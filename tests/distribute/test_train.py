@@ -170,6 +170,30 @@ def test_training_survives(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("place", ["meeting", "connection", "restore"])
+def test_training_survives_at_the_start(
+    number: signal.Signals, victim: int, place: str, runs: Path, corpus: Path, tmp_path: Path
+) -> None:
+    given = [*arguments(corpus, tmp_path / "run"), "--start_timeout=30"]
+    records = tmp_path / "records"
+    began = time.monotonic()
+    ends = run([given] * 2, records, {victim: {"FAULT": f"{number.value}:{place} 1"}})
+    outputs = "\n".join(output for _, output in ends)
+    codes = [code for code, _ in ends]
+    if number == signal.SIGTERM and place == "restore":  # they stop after the first step
+        assert codes == [143, 143], outputs
+    else:
+        assert codes[victim] == -number, outputs
+        assert codes[1 - victim] in (75, -signal.SIGKILL), outputs
+        line = ends[1 - victim][1].splitlines()[-1]
+        assert line.startswith("error: ") and ("start all workers" in line or "resumes" in line)
+    assert time.monotonic() - began < 300
+    assert_undisturbed(corpus, runs, tmp_path / "run", records)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_worker_counts_as_lost(
     victim: int, runs: Path, corpus: Path, tmp_path: Path

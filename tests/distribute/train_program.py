@@ -22,6 +22,7 @@ from tfwd.lm.commands.train import run
 from tfwd.lm.evaluation import Evaluator
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.storage import checkpoint
+from tfwd.runs.workers import rendezvous
 
 RECORD = Path(sys.argv.pop(1))
 NUMBER, _, PLACE = os.environ.get("FAULT", "0:nowhere").partition(":")
@@ -46,6 +47,17 @@ def before(owner: Any, name: str, place: str) -> None:
     setattr(owner, name, method)
 
 
+meet = rendezvous.meet
+
+
+def meet_between(*args: Any) -> None:
+    pass_place("meeting")
+    meet(*args)
+    pass_place("connection")
+
+
+rendezvous.meet = meet_between
+before(Trainer, "_restore", "restore")
 before(step.TrainStep, "__call__", "step")
 before(Evaluator, "_add", "evaluation")
 before(Trainer, "_save", "save")

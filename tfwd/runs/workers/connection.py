@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +18,14 @@ from tfwd.runs.workers.cluster import Cluster
 
 # EX_TEMPFAIL of sysexits.h: the same command may succeed later. Orchestrators restart on it.
 LOST = 75
+# Arguments: a process, seconds and a line. The end of its standard input ends the watch.
+_WATCHER = """
+import os, select, sys
+pid, seconds, line = sys.argv[1:]
+if not select.select([sys.stdin], [], [], float(seconds))[0]:
+    print(line, file=sys.stderr, flush=True)
+    os.kill(int(pid), 9)
+"""
 
 
 def connect(cluster: Cluster, start_timeout: float, heartbeat_timeout: float) -> Any:
@@ -47,17 +55,23 @@ def connect(cluster: Cluster, start_timeout: float, heartbeat_timeout: float) ->
             LOST,
         )
     os.environ["TF_CONFIG"] = cluster.tf_config
-    # Only C++ code can end the process while TensorFlow waits for a worker that has just ended.
-    faulthandler.dump_traceback_later(start_timeout, exit=True)
+    late_line = (
+        f"error: {rendezvous.name(cluster)}: another worker ended while TensorFlow connected; "
+        "start all workers again"
+    )
     try:
-        with _interruptible(), _timeouts(start_timeout, heartbeat_timeout):
+        with (
+            _ended_after(start_timeout, late_line),
+            _interruptible(),
+            _timeouts(start_timeout, heartbeat_timeout),
+        ):
             return tf.distribute.MultiWorkerMirroredStrategy()
-    except tf.errors.OpError as error:
+    except tf.errors.UnknownError as error:  # the server cannot start
         raise UserError(
             f"{rendezvous.name(cluster)} cannot join the other workers: {reason(error)}"
         ) from error
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    except tf.errors.OpError:
+        end(late_line, LOST)
 
 
 @contextlib.contextmanager
@@ -102,6 +116,24 @@ def _is_loss(error: Any) -> bool:
         | errors.FailedPreconditionError
         | errors.InternalError,
     )
+
+
+@contextlib.contextmanager
+def _ended_after(seconds: float, line: str) -> Iterator[None]:
+    """Ends this process by SIGKILL, with a line, if the body takes longer than some seconds.
+
+    While TensorFlow connects, no Python code runs in this process. So another process watches.
+    """
+    if os.name == "nt":  # Windows cannot wait for a pipe with a time limit
+        yield
+        return
+    command = [sys.executable, "-c", _WATCHER, str(os.getpid()), str(seconds), line]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as watcher:
+        try:
+            yield
+        finally:
+            assert watcher.stdin is not None
+            watcher.stdin.close()  # so the watcher ends
 
 
 @contextlib.contextmanager
