@@ -117,9 +117,11 @@ def quiet_tensorflow() -> None:
     """Loads TensorFlow without its log lines. An error while loading is shown in full.
 
     C++ writes the log lines before a logging level can be set. stderr is therefore redirected while
-    TensorFlow is loaded. Later, warnings and errors are shown, and other log lines are not.
+    TensorFlow is loaded. Later, warnings and errors are shown, and other log lines are not. With
+    several workers, a lost worker causes a dozen lines of C++. The program says it in one line.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    level = "3" if os.environ.get("TF_CONFIG") else "1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
     if "tensorflow" not in sys.modules:
         with _stderr_aside():
             import tensorflow  # noqa: F401

@@ -71,6 +71,8 @@ def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] 
                     PARENT: str(reading),
                     "TF_NUM_INTRAOP_THREADS": str(max(1, _cores() // count)),
                 }
+                if environment.get("TF_CPP_MIN_LOG_LEVEL") == "1":  # see tfwd_programs
+                    environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
                 if gpus:
                     environment["CUDA_VISIBLE_DEVICES"] = gpus[index]
                 output: Any = None if index == 0 else outputs[index - 1]
