@@ -43,7 +43,7 @@ def test_a_worker_with_another_text_is_refused(corpus: Path, tmp_path: Path) -> 
     shutil.copytree(corpus, other)
     (other / "valid.txt").write_text("w1 w2 w3 w4 w5 w6\n" * 20, encoding="utf-8")
     line = refusal([arguments(path, tmp_path / "run") for path in (corpus, other)], tmp_path)
-    assert line.startswith("error: worker 1 has the data of fingerprint ")
+    assert line.startswith("error: worker 1 has the data with the hash ")
 
 
 @pytest.mark.slow

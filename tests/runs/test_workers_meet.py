@@ -50,6 +50,12 @@ def test_all_workers_go_on(count: int) -> None:
     assert meet([Cluster(those, number) for number in range(count)]) == [""] * count
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+def test_addresses_of_ipv6() -> None:
+    those = tuple(f"[::1]:{port}" for port in free_ports(2))
+    assert meet([Cluster(those, 0), Cluster(those, 1)]) == ["", ""]
+
+
 def test_the_chief_may_come_last() -> None:
     those = addresses(2)
     found: list[str] = []
@@ -197,6 +203,8 @@ def test_the_cluster_of_tf_config(environment: dict[str, str], expected: Any) ->
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "no cluster and task"),
         (config(TWO, index=2), "the index 2 of the job 'worker', outside the cluster"),
         (config(TWO, index=-1), "the index -1 of the job 'worker', outside the cluster"),
+        (config(TWO, index="0"), "the index '0': give a number, without quotes"),
+        (config({"worker": ["a:1", "http://b:2"]}), "'http://b:2' is not an address"),
         (config(TWO, index=True), "outside the cluster"),
         (config(TWO, type="evaluator"), "the task type 'evaluator'"),
         (config({**TWO, "ps": ["d:1"]}), "the job 'ps'"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 
 
@@ -30,6 +31,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = getattr(error, "message", None) or str(error)  # TensorFlow's have a message
+    text = re.sub(r"\{\{\w+ [^}]*\}\}", "", text)  # TensorFlow's names of nodes
     return " ".join(text.split())[:300] or type(error).__name__
 
 

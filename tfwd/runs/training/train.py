@@ -141,7 +141,7 @@ def train(
                 f"{trainer.parameters:,} weights; run in {folder.path}"
             )
             if workers.count > 1:
-                display.line(f"{workers.count} workers divide each batch; this is the chief")
+                display.line(f"{workers.count} workers divide each batch; the chief shows the run")
             progress = trainer.progress
             if progress.step:
                 display.line(

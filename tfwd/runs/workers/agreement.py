@@ -67,7 +67,7 @@ def check_data(workers: Workers, data: str, vocabulary: str) -> None:
     """
     _compare(
         workers,
-        {"data of fingerprint": data, "vocabulary of fingerprint": vocabulary},
+        {"data with the hash": data, "vocabulary with the hash": vocabulary},
         lambda name: f"the {name} ",
     )
 

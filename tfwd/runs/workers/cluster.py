@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tfwd.runs.errors import UserError
 
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker")
-_ADDRESS = re.compile(r"(.+):(\d{1,5})")
+_ADDRESS = re.compile(r"([^/\s]+):(\d{1,5})")
 _EXAMPLE = (
     'as {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
     '"index": 0}}'
@@ -90,6 +90,8 @@ def _from_tf_config(text: str) -> Cluster | None:
     if kind not in ("chief", "worker"):
         raise UserError(f"TF_CONFIG has the task type {kind!r}: give worker or chief")
     those = chiefs if kind == "chief" else workers
+    if isinstance(index, str):
+        raise UserError(f"TF_CONFIG has the index {index!r}: give a number, without quotes")
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(those):
         there = f"0 to {len(those) - 1}" if those else "none"
         raise UserError(

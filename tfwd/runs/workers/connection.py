@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tfwd.runs.workers.cluster import Cluster
 
 # EX_TEMPFAIL of sysexits.h: the same command may succeed later. Orchestrators restart on it.
 LOST = 75
+_OF_PEERS = re.compile(r"coordination service|heartbeat|socket closed|connection re", re.IGNORECASE)
 # Arguments: a process, seconds and a line. The end of its standard input ends the watch.
 _WATCHER = """
 import os, select, sys
@@ -106,16 +108,14 @@ def _is_loss(error: Any) -> bool:
     import tensorflow as tf
 
     errors = tf.errors
-    return isinstance(
-        error,
-        errors.UnavailableError
-        | errors.AbortedError
-        | errors.CancelledError
-        | errors.DeadlineExceededError
-        | errors.UnknownError
-        | errors.FailedPreconditionError
-        | errors.InternalError,
+    loss = (
+        errors.UnavailableError,
+        errors.AbortedError,
+        errors.CancelledError,
+        errors.DeadlineExceededError,
     )
+    # Other errors may be defects of the program, which a restart would repeat.
+    return isinstance(error, loss) or bool(_OF_PEERS.search(error.message or ""))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "workers",
         1,
-        "number of processes to start on this machine, which train one model",
+        "number of processes to start on this machine, which work on one model",
         lower_bound=1,
         upper_bound=1024,
         flag_values=values,
@@ -38,15 +39,17 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "start_timeout",
         300.0,
-        "seconds in which all workers must start",
+        "seconds to wait for all workers; connecting them may take as long again",
         lower_bound=1.0,
+        upper_bound=86400.0,
         flag_values=values,
     )
     flags.DEFINE_float(
         "heartbeat_timeout",
         60.0,
-        "seconds after which a silent worker counts as lost",
+        "seconds after which a silent worker counts as lost, roughly",
         lower_bound=5.0,
+        upper_bound=86400.0,
         flag_values=values,
     )
 
@@ -63,6 +66,9 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
     Raises:
         UserError: the workers' addresses are wrong, or flags contradict each other.
     """
+    for name in ("start_timeout", "heartbeat_timeout"):
+        if not math.isfinite(getattr(values, name)):
+            raise UserError(f"--{name}={getattr(values, name)}: give a number of seconds")
     if local.is_started_here():
         local.end_with_parent()
     else:

@@ -53,8 +53,8 @@ def name(cluster: Cluster, number: int | None = None) -> str:
 
 
 def _listener(cluster: Cluster) -> socket.socket:
-    port = int(_split(cluster.addresses[cluster.number])[1])
-    listener = socket.socket()
+    host, port = _split(cluster.addresses[cluster.number])
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("", port))
