@@ -219,3 +219,21 @@ def test_a_wrong_tf_config_is_one_line(environment: dict[str, str], part: str) -
     with pytest.raises(UserError) as caught:
         find_cluster("multi_worker", environment)
     assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_cluster_of_a_slurm_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the variables that Slurm sets for the third of four tasks on three nodes."""
+    variables = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "n[01-02],m7",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)",
+        "SLURM_PROCID": "2",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert find_cluster("multi_worker") == Cluster(
+        ("n01:8888", "n01:8889", "n02:8888", "m7:8888"), 2
+    )
+    assert find_cluster("auto") is None

@@ -119,9 +119,9 @@ def _from_slurm() -> Cluster | None:
 
     try:
         # The resolver would look for GPUs with nvidia-smi, and set CUDA_VISIBLE_DEVICES. Slurm does
-        # that itself (--gpus-per-task).
+        # that itself (--gpus-per-task). It also wants a GPU for each task of a node.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
+            gpus_per_node=1024, gpus_per_task=1, auto_set_gpu=False
         )
         addresses = tuple(resolver.cluster_spec().as_dict()["worker"])
         _, index = resolver.get_task_info()
