@@ -225,7 +225,7 @@ def test_the_cluster_of_a_slurm_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets the variables that Slurm sets for the third of four tasks on three nodes."""
     variables = {
         "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NODELIST": "n[01-02],m7",
+        "SLURM_STEP_NODELIST": "m7,n[01-02]",
         "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)",
         "SLURM_PROCID": "2",
@@ -234,6 +234,6 @@ def test_the_cluster_of_a_slurm_step(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TF_CONFIG", raising=False)
     assert find_cluster("multi_worker") == Cluster(
-        ("n01:8888", "n01:8889", "n02:8888", "m7:8888"), 2
+        ("m7:8888", "m7:8889", "n01:8888", "n02:8888"), 2
     )
     assert find_cluster("auto") is None
