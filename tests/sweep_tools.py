@@ -57,7 +57,7 @@ def tune(
 class NoTraining:
     """A trainer that learns nothing, with 20 windows per epoch."""
 
-    def __init__(self, config, size, texts, folder, display, stop):
+    def __init__(self, config, size, texts, folder, display, stop, workers):
         self.progress = Progress(best_loss=2.0 + config.seed)
         self.config, self.display, self.stop = config, display, stop
 

@@ -49,6 +49,7 @@ ATTRIBUTES = {
     "embedding": ["_embeddings"],
     "policy": ["_source_name"],
     "symbol": ["_keras_history"],
+    "functional": ["_nodes_by_depth"],
     "model": [
         "_compile_loss",
         "_distribute_strategy",
@@ -123,6 +124,7 @@ CHANCE = {
     "_autocast",
     "_constraint",
     "_initializer",
+    "_inputs",
     "_losses",
     "_lock",
     "_model",
@@ -213,6 +215,7 @@ def owners() -> dict[str, Any]:
         "checkpoint": keras.callbacks.ModelCheckpoint("model.keras"),
         "convolution": keras.layers.Conv1D(1, 1),
         "embedding": embedding,
+        "functional": model._functional,
         "layer": dense,
         "loss": model._compile_loss,
         "model": model,

@@ -334,12 +334,3 @@ def test_what_a_parametrization_returns_is_checked() -> None:
         chain.apply(weight(), [chain.BoundParametrization(Wrong(), SEED)])
     with pytest.raises(ValueError, match="returned a NoneType"):
         chain.apply(weight(), [chain.BoundParametrization(NoTensor(), SEED)])
-
-
-@pytest.mark.parametrize("name", ["Link", "apply"])
-def test_names_of_the_version_before(name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=rf"{name} is now tfwd\.parametrizations\.chain"):
-        found = getattr(P, name)
-    assert found is {"Link": chain.BoundParametrization, "apply": chain.apply}[name]
-    with pytest.raises(AttributeError, match="has no attribute 'aply'"):
-        _ = P.aply

@@ -43,6 +43,7 @@ WRONG = {
     "optimizer.decay_sparse": ("row", "table or rows"),
     "optimizer.l2": (-1.0, "a number, at least 0"),
     "optimizer.non_monotone_interval": (-1, "a whole number"),
+    "optimizer.steps_per_update": (0, "at least 1"),
     "optimizer.clip_norm": (-0.25, "a number, at least 0"),
     "training.epochs": (0, "at least 1"),
     "training.patience": (-1, "at least 0"),

@@ -188,9 +188,9 @@ class _Walk:
         orders: dict[int, Order] = dict(zip(map(id, graph.inputs), given, strict=True))
         for operation, inputs, outputs in graph.nodes:
             layer = _unwrapped(operation)
-            shapes = [_shape(tensor) for tensor in inputs]
+            shapes = [_shape_of(tensor) for tensor in inputs]
             got = [orders.get(id(tensor)) for tensor in inputs]
-            results = [_shape(tensor) for tensor in outputs]
+            results = [_shape_of(tensor) for tensor in outputs]
             orders.update(
                 zip(map(id, outputs), self._through(layer, got, shapes, results), strict=False)
             )
@@ -305,12 +305,12 @@ class _Walk:
         for operation, inputs, outputs in reversed(graph.nodes):
             layer = _unwrapped(operation)
             later = [_agreed(wants.get(id(tensor), [])) for tensor in outputs]
-            shapes = [_shape(tensor) for tensor in inputs]
+            shapes = [_shape_of(tensor) for tensor in inputs]
             inner = _keras.layers.graph(layer)
             if inner and (len(inner.inputs), len(inner.outputs)) == (len(inputs), len(outputs)):
                 orders = self._backward(inner, later)
             elif inner is None and later:
-                result = _shape(outputs[0])
+                result = _shape_of(outputs[0])
                 orders = [self._wanted(layer, later[0], shape, result) for shape in shapes]
             else:
                 orders = [None] * len(inputs)
@@ -442,7 +442,7 @@ def _tails(shapes: list[Shape]) -> list[Shape]:
     return [shape[1:] for shape in shapes]
 
 
-def _shape(tensor: Any) -> Shape:
+def _shape_of(tensor: Any) -> Shape:
     """Returns the shape without the first axis; empty if the number of axes is unknown."""
     shape = tensor.shape
     return () if getattr(shape, "rank", 0) is None else tuple(shape)[1:]
