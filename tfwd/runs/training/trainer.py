@@ -225,8 +225,7 @@ class Trainer(abc.ABC):
                 self._log_record({**record, **found})
             # Checkpoints are made after updates, where no gradients are gathered.
             updates = self._updates(progress.window, len(sizes))
-            stops, wants_checkpoint = self._make_step(batch, updates)
-            due |= wants_checkpoint
+            due |= self._make_step(batch, updates)
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
@@ -235,7 +234,7 @@ class Trainer(abc.ABC):
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
             self._show_progress(sizes)
-            if stops and updates:
+            if updates and self._must_stop():
                 self._save_and_stop()
             if due and updates:
                 self._save()
@@ -246,21 +245,27 @@ class Trainer(abc.ABC):
         """Returns True if a step of the epoch makes an update. The last step always does."""
         return window + 1 == windows or (window + 1) % self.config.optimizer.steps_per_update == 0
 
-    def _make_step(self, batch: tuple[Any, ...], updates: bool) -> tuple[bool, bool]:
-        """Makes a step. Returns whether the run must stop, and whether a checkpoint is due.
+    def _must_stop(self) -> bool:
+        """Returns True if a stop was requested, with several workers before the last step."""
+        if self.workers.count == 1:
+            return bool(self.stop)
+        return bool(self.workers.votes.numpy()[:-1].any())
+
+    def _make_step(self, batch: tuple[Any, ...], updates: bool) -> bool:
+        """Makes a step. Returns True if a checkpoint must be saved after it.
 
         All workers must save and stop after the same step. They learn in the step who wants it.
         """
         how = {} if updates else {"update": False}
         if self.workers.count == 1:
             self.step(*batch, **how)
-            return bool(self.stop), self._checkpoint_is_due(self.progress.step + 1)
+            return self._checkpoint_is_due(self.progress.step + 1)
         due = self._checkpoint_is_due(self.progress.step + 1)
         self.workers.vote.assign([*self._stop_vote(), float(due and self.workers.is_chief)])
         self.step(*batch, **how)
         votes = self.workers.votes.numpy()
         self._take_stop(votes[:-1])  # a signal since the vote counts after the next step
-        return bool(votes[:-1].any()), bool(votes[-1])
+        return bool(votes[-1])
 
     def _end_epoch(self, title: str) -> None:
         self._close_lap_and_check(weights=True)
