@@ -72,7 +72,7 @@ def test_an_update_has_the_mean_gradient_and_the_mean_rate() -> None:
     assert int(step.state.step) == 3
 
 
-def test_the_next_update_begins_anew() -> None:
+def test_the_next_update_has_only_its_own_gradients() -> None:
     step, once_more = make(steps_per_update=2), make()
     for number in (0, 1):
         step(*window(number), update=number == 1)

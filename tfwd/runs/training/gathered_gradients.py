@@ -32,7 +32,7 @@ class GatheredGradients:
         self._rates.assign_add([rate, 1.0])
 
     def means(self, gradients: Sequence[Any], rate: tf.Tensor) -> tuple[list[Any], tf.Tensor]:
-        """Returns the mean gradients and the mean rate, with those of the present step."""
+        """Returns the mean gradients and the mean rate, including the present step."""
         count = self._rates[1] + 1.0
         means = [
             None if gradient is None else (total + gradient) / tf.cast(count, total.dtype)
@@ -41,6 +41,6 @@ class GatheredGradients:
         return means, (self._rates[0] + rate) / count
 
     def forget(self) -> None:
-        """Begins anew, after an update or a skipped step."""
+        """Sets the sums to zero, after an update or a skipped step."""
         for variable in [*self._sums, self._rates]:
             variable.assign(tf.zeros_like(variable))

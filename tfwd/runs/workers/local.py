@@ -46,7 +46,7 @@ def end_with_parent() -> None:
 def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] = ()) -> int:
     """Runs a program in `count` processes, and returns the exit code.
 
-    Only the chief writes to the terminal. What the others wrote is shown if one of them failed.
+    Only the chief writes to the terminal. The output of the other workers is shown if one failed.
 
     Args:
         command: str. The console script, as "tfwd-train".
