@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -121,18 +120,15 @@ def work() -> None:
 
 def measure_processes(count: int) -> dict[str, Any]:
     """Returns what the chief of `count` processes prints."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    from tfwd.runs.workers.cluster import Cluster
+    from tfwd.runs.workers.local import free_ports
+
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
     workers = []
     for index in range(count):
-        task = {"type": "worker", "index": index}
-        config = {"cluster": {"worker": addresses}, "task": task} if count > 1 else {}
         environment = {
             **os.environ,
-            "TF_CONFIG": json.dumps(config),
+            "TF_CONFIG": Cluster(addresses, index).tf_config,
             "TF_NUM_INTRAOP_THREADS": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from tfwd.runs.workers.local import free_ports
 
 # Seconds. Ten times the slowest process: it ends processes that hang, and does not test speed.
 WATCHDOG = 1200
@@ -29,15 +30,6 @@ if "SIGNAL_AT" in os.environ:
         show(self, lengths)
     Trainer._show_progress = send
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback address that nobody uses now."""
-    with contextlib.ExitStack() as stack:  # all are open at once, so that they differ
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def clusters(count: int = 2) -> list[dict[str, Any]]:

@@ -17,10 +17,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, clusters, finish, free_ports
+from processes import Processes, clusters, finish
 from stacks import needs_keras3
 
 import tfwd
+from tfwd.runs.workers.local import free_ports
 
 pytestmark = needs_keras3("the errors that tfwd.distribute.scope repairs")
 

@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SIGNAL_AT, finish, free_ports
+from processes import SIGNAL_AT, finish
 from stacks import once
 from sweep_tools import SWEEP, tiny_flags
+
+from tfwd.runs.workers.local import free_ports
 
 pytestmark = [pytest.mark.slow, once]
 

@@ -5,18 +5,21 @@ The workers are threads here. They have sockets of their own, as processes have.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from processes import free_ports
 from stacks import once
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.workers import rendezvous
 from tfwd.runs.workers.cluster import Cluster, find_cluster
+from tfwd.runs.workers.local import free_ports
 
 pytestmark = once
 
@@ -44,6 +47,28 @@ def meet(clusters: list[Cluster], seconds: float = 10.0) -> list[str]:
     return found
 
 
+@contextlib.contextmanager
+def meeting(*clusters: Cluster) -> Iterator[list[str]]:
+    """Lets workers begin to meet, and then waits for their end. Gives what `meet` returns."""
+    ends: list[str] = []
+    thread = threading.Thread(target=lambda: ends.extend(meet(list(clusters))))
+    thread.start()
+    yield ends
+    thread.join(timeout=60)
+    assert not thread.is_alive()
+
+
+def connected(address: str) -> socket.socket:
+    """Returns a connection to an address at which a worker will soon listen."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_all_workers_go_on(count: int) -> None:
     those = addresses(count)
@@ -58,13 +83,10 @@ def test_addresses_of_ipv6() -> None:
 
 def test_the_chief_may_come_last() -> None:
     those = addresses(2)
-    found: list[str] = []
-    first = threading.Thread(target=lambda: found.extend(meet([Cluster(those, 1)])))
-    first.start()
-    threading.Event().wait(1.0)
-    assert meet([Cluster(those, 0)]) == [""]
-    first.join(timeout=60)
-    assert found == [""]
+    with meeting(Cluster(those, 1)) as ends:
+        connected(those[1]).close()  # worker 1 is there
+        assert meet([Cluster(those, 0)]) == [""]
+    assert ends == [""]
 
 
 def test_a_missing_worker_is_named_to_all() -> None:
@@ -90,24 +112,15 @@ def test_a_host_that_does_not_exist() -> None:
 def test_two_workers_of_one_number_on_two_machines() -> None:
     """Both have the number 1. On another machine, the second can listen at the same port."""
     those = addresses(3)
-    one, other = Cluster(those, 1), Cluster(those, 1)
-    found: dict[str, str] = {}
-
-    def pretend() -> None:
-        with socket.create_connection(("127.0.0.1", int(those[0].rpartition(":")[2]))) as chief:
-            hello = {"number": other.number, "addresses": list(those)}
-            chief.sendall(json.dumps(hello).encode() + b"\n")
-            found["other"] = chief.makefile().readline()
-
-    ends: list[str] = []
-    first = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0), one])))
-    first.start()
-    threading.Event().wait(1.0)
-    pretend()
-    first.join(timeout=60)
+    hello = {"number": 1, "addresses": list(those)}
+    with meeting(Cluster(those, 0), Cluster(those, 1)) as ends:
+        time.sleep(1.0)  # the first worker comes before the second one
+        with connected(those[0]) as other:
+            other.sendall(json.dumps(hello).encode() + b"\n")
+            answer = other.makefile().readline()
     line = "two workers have the number 1: give each worker its own index"
     assert ends == [f"UserError: {line}"] * 2
-    assert "two workers have the number 1" in found["other"]
+    assert "two workers have the number 1" in answer
 
 
 def test_two_workers_of_one_number_on_one_machine() -> None:
@@ -128,46 +141,26 @@ def test_a_worker_with_other_addresses_is_refused() -> None:
 
 def test_a_worker_that_does_not_listen_at_its_address() -> None:
     those = addresses(2)
-
-    def pretend() -> None:
-        port = int(those[0].rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as chief:
-            hello = {"number": 1, "addresses": list(those)}
-            chief.sendall(json.dumps(hello).encode() + b"\n")
-            chief.makefile().readline()
-
-    late = threading.Timer(0.5, pretend)
-    late.start()
-    (found,) = meet([Cluster(those, 0)])
-    late.join()
-    assert found.startswith(f"UserError: worker 1 ({those[1]}) does not answer there")
+    hello = {"number": 1, "addresses": list(those)}
+    with meeting(Cluster(those, 0)) as ends, connected(those[0]) as worker:
+        worker.sendall(json.dumps(hello).encode() + b"\n")
+        worker.makefile().readline()
+    assert ends[0].startswith(f"UserError: worker 1 ({those[1]}) does not answer there")
 
 
-def test_a_worker_that_ended_may_come_again() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b'{"number": 1', id="a worker that dies and comes again"),
+        pytest.param(b"GET / HTTP/1.0\r\n\r\n", id="another program"),
+    ],
+)
+def test_a_connection_without_a_message_is_ignored(said: bytes) -> None:
     those = addresses(2)
-    ends: list[str] = []
-    chief = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0)])))
-    chief.start()
-    threading.Event().wait(0.5)
-    port = int(those[0].rpartition(":")[2])
-    # The only other worker dies before it has said a whole line.
-    with socket.create_connection(("127.0.0.1", port)) as dying:
-        dying.sendall(b'{"number": 1')
-    assert meet([Cluster(those, 1)]) == [""]
-    chief.join(timeout=60)
-    assert ends == [""]
-
-
-def test_another_program_that_connects_is_ignored() -> None:
-    those = addresses(2)
-    ends: list[str] = []
-    chief = threading.Thread(target=lambda: ends.extend(meet([Cluster(those, 0)])))
-    chief.start()
-    threading.Event().wait(0.5)
-    with socket.create_connection(("127.0.0.1", int(those[0].rpartition(":")[2]))) as scanner:
-        scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-    assert meet([Cluster(those, 1)]) == [""]
-    chief.join(timeout=60)
+    with meeting(Cluster(those, 0)) as ends:
+        with connected(those[0]) as stranger:
+            stranger.sendall(said)
+        assert meet([Cluster(those, 1)]) == [""]
     assert ends == [""]
 
 

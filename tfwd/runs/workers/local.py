@@ -56,7 +56,7 @@ def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] 
     """
     if os.name == "nt":
         raise UserError("--workers starts processes on Linux and macOS only: set TF_CONFIG")
-    addresses = tuple(f"127.0.0.1:{port}" for port in _free_ports(count))
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
     code = _PROGRAM.format(command, command.removeprefix("tfwd-"))
     reading, writing = os.pipe()
     workers: list[subprocess.Popen[bytes]] = []
@@ -156,7 +156,8 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Returns ports of the loopback address that no process uses now."""
     with contextlib.ExitStack() as stack:  # all are open at once, so that they differ
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
