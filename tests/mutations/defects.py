@@ -499,8 +499,8 @@ DEFECTS = [
     ),
     Defect(
         "a worker does not learn that another one must stop",
-        "tfwd/runs/training/trainer.py",
-        "if votes.any() and not self.stop:",
+        "tfwd/runs/workers/votes.py",
+        "if signals.any() and not self._stop:",
         "if False:",
         ("tests/distribute/test_train.py", "-k", "survives and SIGTERM"),
     ),

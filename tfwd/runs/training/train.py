@@ -118,7 +118,7 @@ def train(
     agreement.check_versions(workers)
     agreement.check_config(workers, config)
     data = workers.together(lambda: program.read_data(config))
-    agreement.check_data(workers, data.fingerprint(), data.vocabulary.fingerprint())
+    agreement.check_data(workers, data)
 
     output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone

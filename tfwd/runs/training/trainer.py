@@ -32,6 +32,7 @@ from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
 from tfwd.runs.workers import agreement
+from tfwd.runs.workers.votes import Votes
 
 
 class Trainer(abc.ABC):
@@ -72,6 +73,7 @@ class Trainer(abc.ABC):
         self._objects = {"model": model, "optimizer": step.optimizer, "state": state}
         self.progress = self._restore(data)
         self._metrics: Metrics | None = None
+        self._votes = Votes(self.workers, stop, self._checkpoint_is_due)
         self._throughput = ThroughputMeter(wait=state.step.numpy)
         self._divergence = Divergence(
             config.numerics.check, step, state, self._objects.values(), self._report_failure
@@ -197,20 +199,9 @@ class Trainer(abc.ABC):
         """
         result = self.evaluate(name)
         if result is None:
-            self._take_stop(self.workers.total(self._stop_vote()))
+            self._votes.agree_on_stop()
             raise self.stop.error()
         return result
-
-    def _stop_vote(self) -> np.ndarray:
-        """Returns the number of the signal that this worker got, at its place."""
-        vote = np.zeros(self.workers.count)
-        vote[self.workers.index] = self.stop.number or 0
-        return vote
-
-    def _take_stop(self, votes: np.ndarray) -> None:
-        """Requests a stop here if any worker got a signal."""
-        if votes.any() and not self.stop:
-            self.stop.number = int(votes[votes > 0][0])
 
     def _epoch(self) -> None:
         progress = self.progress
@@ -225,7 +216,9 @@ class Trainer(abc.ABC):
                 self._log_record({**record, **found})
             # Checkpoints are made after updates, where no gradients are gathered.
             updates = self._updates(progress.window, len(sizes))
-            due |= self._make_step(batch, updates)
+            self._votes.cast(progress.step + 1)
+            self.step(*batch, **({} if updates else {"update": False}))
+            due |= self._votes.saves(progress.step + 1)
             self._throughput.step(int(sizes[progress.window]))
             progress.window += 1
             progress.step += 1
@@ -234,7 +227,7 @@ class Trainer(abc.ABC):
             if progress.step % self.config.training.log_steps == 0:
                 self._log()
             self._show_progress(sizes)
-            if updates and self._must_stop():
+            if updates and self._votes.stops():
                 self._save_and_stop()
             if due and updates:
                 self._save()
@@ -244,28 +237,6 @@ class Trainer(abc.ABC):
     def _updates(self, window: int, windows: int) -> bool:
         """Returns True if a step of the epoch makes an update. The last step always does."""
         return window + 1 == windows or (window + 1) % self.config.optimizer.steps_per_update == 0
-
-    def _must_stop(self) -> bool:
-        """Returns True if a stop was requested, with several workers before the last step."""
-        if self.workers.count == 1:
-            return bool(self.stop)
-        return bool(self.workers.votes.numpy()[:-1].any())
-
-    def _make_step(self, batch: tuple[Any, ...], updates: bool) -> bool:
-        """Makes a step. Returns True if a checkpoint must be saved after it.
-
-        All workers must save and stop after the same step. They learn in the step who wants it.
-        """
-        how = {} if updates else {"update": False}
-        if self.workers.count == 1:
-            self.step(*batch, **how)
-            return self._checkpoint_is_due(self.progress.step + 1)
-        due = self._checkpoint_is_due(self.progress.step + 1)
-        self.workers.vote.assign([*self._stop_vote(), float(due and self.workers.is_chief)])
-        self.step(*batch, **how)
-        votes = self.workers.votes.numpy()
-        self._take_stop(votes[:-1])  # a signal since the vote counts after the next step
-        return bool(votes[-1])
 
     def _end_epoch(self, title: str) -> None:
         self._close_lap_and_check(weights=True)

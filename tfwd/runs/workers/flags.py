@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -69,14 +70,16 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
     for name in ("start_timeout", "heartbeat_timeout"):
         if not math.isfinite(getattr(values, name)):
             raise UserError(f"--{name}={getattr(values, name)}: give a number of seconds")
+    strategy = values.strategy
     if local.is_started_here():
         local.end_with_parent()
+        strategy = "auto"
     else:
-        gpus = _gpus() if values.strategy == "mirrored" else []
+        gpus = _gpus() if strategy == "mirrored" else []
         count = _processes(values, gpus)
         if count > 1:
             return local.run(command, sys.argv[1:], count, gpus)
-    strategy = "auto" if local.is_started_here() else values.strategy
+    # A single GPU is a single process.
     cluster = None if strategy == "mirrored" else find_cluster(strategy)
     from tfwd.runs.workers.workers import Workers
 
@@ -111,8 +114,6 @@ def _processes(values: flags.FlagValues, gpus: list[str]) -> int:
 
 def _gpus() -> list[str]:
     """Returns the GPUs that TensorFlow can use, as `CUDA_VISIBLE_DEVICES` names them."""
-    import os
-
     import tensorflow as tf
 
     count = len(tf.config.list_physical_devices("GPU"))

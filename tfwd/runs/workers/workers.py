@@ -43,10 +43,10 @@ class Workers:
         self._strategy = strategy
         self.count = 1 if strategy is None else _keras.worker_count(strategy)
         self.index = 0 if strategy is None else _keras.worker_index(strategy)
-        # A step sums the votes over the workers, so that all decide the same after it: the signal
-        # that each worker got, and whether the chief wants a checkpoint.
-        self.vote = tf.Variable(tf.zeros([self.count + 1], tf.float64), trainable=False)
-        self.votes = tf.Variable(self.vote, trainable=False)
+        if self.count > 1:
+            # A step sums the votes over the workers. `votes.py` says what they mean.
+            self.vote = tf.Variable(tf.zeros([self.count + 1], tf.float64), trainable=False)
+            self.votes = tf.Variable(self.vote, trainable=False)
 
     @property
     def is_chief(self) -> bool:
