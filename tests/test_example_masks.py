@@ -116,6 +116,7 @@ def test_outputs_and_gradients_equal_a_loop_over_the_examples(kind, mode, dtype,
         )
 
 
+@quick_rows("several blocks-graph", "one block-eager")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_second_derivatives(mode: str, blocks: str) -> None:
     rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stacks import extended
 
 # Python marks a module that must not be found by None in sys.modules. Keras itself imports absl and
 # rich, so these two are blocked while tfwd is imported.
@@ -45,6 +46,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@extended
 def test_layers_train_without_the_packages_of_programs(tmp_path: Path) -> None:
     done = run(BLOCKED + TRAINING, tmp_path)
     assert done.returncode == 0, done.stderr

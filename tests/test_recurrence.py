@@ -145,6 +145,12 @@ def assert_close(found, expected, dtype: str) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype] * scale)
 
 
+@quick_rows(
+    "lstm-True-True-float32",
+    "gru-True-False-float64",
+    "lstm-False-False-float32",
+    "gru-False-True-float64",
+)
 @pytest.mark.parametrize(
     ("graph", "bias", "dtype"),
     [
@@ -172,6 +178,7 @@ def test_values_and_gradients_equal_torch(kind: Kind, dtype: str, bias: bool) ->
     assert_close(tf.function(results)(kind.ours, values, kind.upstream()), expected, dtype)
 
 
+@extended
 def test_masked_steps_carry_the_state(kind: Kind) -> None:
     values = kind.problem("float64")
     found, gradients = tf.function(results)(
@@ -262,7 +269,7 @@ def test_it_compiles_as_a_whole(kind: Kind) -> None:
     )
 
 
-@quick_rows("lstm-float16", "gru-bfloat16")
+@extended
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(kind: Kind, dtype: str) -> None:
     values = kind.problem("float32")

@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from stacks import needs_keras3
+from stacks import extended, needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:
@@ -62,6 +62,7 @@ def test_peak_is_what_a_step_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert abs(found / peak.MIB - 96) < 4
 
 
+@extended
 def test_a_process_that_dies_is_not_waited_for() -> None:
     found = helper("peak").in_children(os._exit, {"dies": (3,)}, preload=(), seconds=600.0)
     assert found == {"dies": "ended with status 3 and no answer"}

@@ -5,7 +5,7 @@ import math
 import types
 
 import pytest
-from stacks import needs_keras3
+from stacks import extended, needs_keras3
 
 pytestmark = [needs_keras3("benchmarks, which are of the newer stack")]
 SMALL = {
@@ -44,6 +44,7 @@ def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
         assert sides[way].plant() in said, way
 
 
+@extended
 def test_the_stack_makes_the_same_steps_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     side = helper("common.numerics_keras", monkeypatch).side
     ways = ("bare", "FiniteCheck", "FiniteCheck(every_n_steps=10)")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stacks import quick_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MAIN = 'if __name__ == "__main__":\n    '
@@ -64,6 +65,7 @@ def test_page_has_rows_problems_other_figures_and_plots(tmp_path: Path) -> None:
     assert "![x y](plots/x_y.png)" in page
 
 
+@quick_rows("draws", "lstm")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_explain_themselves(path: Path) -> None:
     done = subprocess.run(

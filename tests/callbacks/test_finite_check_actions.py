@@ -61,6 +61,7 @@ def test_skip_gives_up():
     )
 
 
+@extended
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x, y = data(4)
     x[:16, 0] = np.nan
@@ -228,6 +229,7 @@ class StepByOperations(keras.Sequential):
         return {"loss": loss}
 
 
+@quick_rows("optimizer-graph")
 @pytest.mark.parametrize("mode", with_slow_rest(["graph", "eager", "xla"], {"graph"}))
 @pytest.mark.parametrize("kind", ["optimizer", "training step"])
 def test_an_infinity_that_an_operation_writes(kind, mode):
@@ -310,6 +312,7 @@ def test_every_other_step():
     same(state(checked), state(plain))
 
 
+@extended
 def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from finite_fits import fit, make, same
 from planting import data, state
+from stacks import quick_rows
 
 from tfwd.callbacks import FiniteCheck
 
@@ -38,6 +39,7 @@ def test_a_checked_step_adds_one_operation_a_tensor():
     assert found["Sqrt"] <= 3  # of all at once
 
 
+@quick_rows("graph")
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_steps_without_a_check_equal_keras(mode):
     x, y = data(5)

@@ -107,6 +107,7 @@ def test_plot_and_report(tmp_path):
     json.dumps(check.reports[0].to_dict())
 
 
+@extended
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_magnitudes_equal_numpy(jit_compile, tmp_path, monkeypatch):
     model = make(jit_compile)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from finite_fits import fit, make
 from planting import data, state
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, extended
 from tables import with_slow_rest
 
 from tfwd.callbacks import FiniteCheck
@@ -105,6 +105,7 @@ def test_restore_keeps_no_epoch_that_is_not_finite():
     assert all(np.isfinite(value).all() for value in [v.numpy() for v in held(model)])
 
 
+@extended
 def test_restore_without_a_good_epoch():
     x, y = data(4)
     x[5, 0] = np.nan
@@ -123,6 +124,7 @@ def test_restore_needs_a_rate_that_can_be_lowered():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@extended
 def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
     x, y = data(4)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from finite_fits import ByOperations
-from stacks import quick_rows
+from stacks import extended, quick_rows
 
 from tfwd.callbacks import FiniteCheck
 
@@ -82,7 +82,7 @@ def train(
     return [np.asarray(variable) for variable in (*model.weights, *slots)]
 
 
-@quick_rows("options0")
+@extended
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 def test_each_optimizer_has_the_slots_of_its_own_weights(options: dict[str, Any]) -> None:
     plain = train(X, REAL, [], **options)

@@ -67,6 +67,7 @@ def test_record_is_of_the_batch_before_its_step() -> None:
     assert len(record["variables"]) == 4
 
 
+@extended
 def test_epochs_log_is_a_ratio_of_means() -> None:
     """Checks that one batch whose noise hides the signal does not spoil the epoch's value."""
     callback = callbacks.GradientSquaredMean(every_n_steps=1, training=True)
@@ -166,6 +167,7 @@ class Interrupts(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
 
+@extended
 def test_after_an_interrupt() -> None:
     watched, callback = model(), callbacks.GradientSquaredMean(every_n_steps=2)
     with pytest.raises(KeyboardInterrupt):

@@ -70,7 +70,17 @@ def test_jit_compiled_training_step(case: Case) -> None:
             assert 0 < np.sum(gradient == 0.0) < gradient.size
 
 
-@quick_rows("*mixed_float16", "Dense, dropout, *", "LSTM, dropout, float64")
+@quick_rows(
+    "LSTM, dropout, float64",
+    "LSTM, dropout, mixed_float16",
+    "MultiHeadAttention, dropout, mixed_float16",
+    "parametrize, mixed_float16",
+    "user's layer, in place, mixed_float16",
+    "functional model, dropout, mixed_float16",
+    "Dense, dropout, *",
+    "DropoutEmbedding, mixed_float16",
+    "Embedding, dropout, mixed_float16",
+)
 @pytest.mark.parametrize(("case", "policy"), _POLICIES)
 def test_dtype_policies(case: Case, policy: str) -> None:
     keras.config.set_dtype_policy(policy)

@@ -10,7 +10,11 @@ from conformance.table import CASES, Case
 
 
 @quick_rows(
-    "Dense, *", "Embedding, *", "*LSTM, *", "Bidirectional, *", "user's layer, *", "Bert, *"
+    "LSTM, dropout",
+    "Dense, dropout",
+    "Dense, patterns",
+    "user's layer, dropout",
+    "Embedding, noise",
 )
 @harness.each_or_half(CASES)
 def test_a_sample_is_the_plain_layer_on_effective_weights(case: Case) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from processes import Processes, clusters, finish
-from stacks import needs_keras3
+from stacks import extended, needs_keras3
 
 import tfwd
 from tfwd.runs.workers.local import free_ports
@@ -44,15 +44,31 @@ def start(
     )
 
 
+QUICK = ("plain", "callbacks", "wrapped", "not_finite")
+EXTENDED = ("several_steps", "in_place", "own_masks", "moments", "averaging", "images")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Runs the program alone, and then in two processes. Returns what each has written."""
-    folder = tmp_path_factory.mktemp("fit")
+    """Returns the results of the scenarios of `make test`."""
+    return run_scenarios(tmp_path_factory.mktemp("fit"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def extended_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Returns the results of the other scenarios."""
+    return run_scenarios(tmp_path_factory.mktemp("fit"), EXTENDED)
+
+
+def run_scenarios(folder: Path, scenarios: Sequence[str]) -> dict[str, Any]:
+    """Runs the program alone, and in two processes. Returns the results of each process."""
     with Processes() as processes:
-        runs = {"alone": start(processes, folder / "alone", folder / "alone.json")}
+        alone = start(processes, folder / "alone", folder / "alone.json", None, scenarios)
+        runs = {"alone": alone}
         for index, cluster in enumerate(clusters()):
             name = f"worker_{index}"
-            runs[name] = start(processes, folder / "workers", folder / f"{name}.json", cluster)
+            out = folder / f"{name}.json"
+            runs[name] = start(processes, folder / "workers", out, cluster, scenarios)
         for name, process in runs.items():
             code, output = finish(process)
             assert code == 0, f"{name}: {output}"
@@ -76,38 +92,56 @@ def assert_same(one: Any, other: Any, what: str = "") -> None:
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg=what)
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    ["plain", "several_steps", "callbacks", "in_place", "wrapped", "moments", "averaging"],
-)
+@pytest.mark.parametrize("scenario", ["plain", "callbacks", "wrapped"])
 def test_two_workers_train_as_one_process(results: dict[str, Any], scenario: str) -> None:
     assert_same(results["alone"][scenario], results["worker_0"][scenario])
 
 
-def test_workers_have_the_same_bits(results: dict[str, Any]) -> None:
+@extended
+@pytest.mark.parametrize("scenario", ["several_steps", "in_place", "moments", "averaging"])
+def test_other_training_is_as_in_one_process(
+    extended_results: dict[str, Any], scenario: str
+) -> None:
+    assert_same(extended_results["alone"][scenario], extended_results["worker_0"][scenario])
+
+
+@pytest.mark.parametrize("found", ["results", pytest.param("extended_results", marks=extended)])
+def test_workers_have_the_same_bits(found: str, request: pytest.FixtureRequest) -> None:
+    results = request.getfixturevalue(found)
     # Texts of JSON have all digits of a number.
     assert json.dumps(results["worker_0"]) == json.dumps(results["worker_1"])
 
 
+def assert_losses_fall(result: dict[str, Any]) -> None:
+    losses = result["history"]["loss"]
+    assert losses[-1] < losses[0]
+
+
 def test_the_scenarios_train(results: dict[str, Any]) -> None:
-    """Checks the oracle: losses fall, averaging begins, and masks are drawn."""
-    alone = results["alone"]
-    for scenario in ("plain", "several_steps", "moments"):
-        losses = alone[scenario]["history"]["loss"]
-        assert losses[-1] < losses[0], scenario
-    assert alone["averaging"]["triggered"]
-    assert alone["wrapped"]["calls"] == [6, 6]
+    """Checks the oracle: losses fall, and masks are drawn."""
+    assert_losses_fall(results["alone"]["plain"])
+    assert results["alone"]["wrapped"]["calls"] == [6, 6]
 
 
-def test_a_program_as_in_the_guide_of_tensorflow(results: dict[str, Any]) -> None:
-    found = results["worker_0"]["images"]
+@extended
+def test_the_other_scenarios_train(extended_results: dict[str, Any]) -> None:
+    """Checks the oracle: losses fall, and averaging begins."""
+    for scenario in ("several_steps", "moments"):
+        assert_losses_fall(extended_results["alone"][scenario])
+    assert extended_results["alone"]["averaging"]["triggered"]
+
+
+@extended
+def test_a_program_as_in_the_guide_of_tensorflow(extended_results: dict[str, Any]) -> None:
+    found = extended_results["worker_0"]["images"]
     assert found["loss"][-1] < 0.5 * found["loss"][0] and found["accuracy"][-1] > 0.9
     assert found["loaded"] == found["weights"] == found["restored"]
-    assert (results["folder"] / "images" / "model.keras").is_file()
+    assert (extended_results["folder"] / "images" / "model.keras").is_file()
 
 
-def test_replicas_draw_their_own_masks_by_default(results: dict[str, Any]) -> None:
-    alone, workers = results["alone"]["own_masks"], results["worker_0"]["own_masks"]
+@extended
+def test_replicas_draw_their_own_masks_by_default(extended_results: dict[str, Any]) -> None:
+    alone, workers = (extended_results[name]["own_masks"] for name in ("alone", "worker_0"))
     difference = max(
         np.abs(np.subtract(a, b)).max()
         for a, b in zip(alone["weights"], workers["weights"], strict=True)
@@ -138,8 +172,13 @@ def test_only_the_chief_writes(results: dict[str, Any]) -> None:
     assert len((folder / "log.csv").read_text("utf-8").splitlines()) == 3
     for part in ("train", "validation"):
         assert len(list((folder / "logs" / part).glob("events*"))) == 2
-    assert len(list((results["folder"] / "moments" / "moments").glob("events*"))) == 1
-    assert (results["folder"] / "moments" / "moments.png").is_file()
+
+
+@extended
+def test_only_the_chief_writes_moments(extended_results: dict[str, Any]) -> None:
+    folder = extended_results["folder"] / "moments"
+    assert len(list((folder / "moments").glob("events*"))) == 1
+    assert (folder / "moments.png").is_file()
 
 
 def test_the_saved_model_has_the_weights(results: dict[str, Any]) -> None:
@@ -180,6 +219,7 @@ def test_scope_of_one_device_changes_nothing() -> None:
     assert keras.callbacks.BackupAndRestore.on_train_begin is before
 
 
+@pytest.mark.slow
 def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
     program = PROGRAM.parents[2] / "docs" / "workers.py"
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

@@ -25,9 +25,9 @@ from distribute.train_runs import (
     write_corpus,
 )
 from processes import Processes, finish
-from stacks import SLOW_ON_KERAS_2
+from stacks import rest
 
-pytestmark = SLOW_ON_KERAS_2
+pytestmark = rest
 
 STEPS = 36  # about as many steps as three epochs have
 
@@ -90,7 +90,6 @@ def test_only_the_chief_shows_the_run(runs: Path, count: int) -> None:
         assert "epoch" not in output and "perplexity" not in output
 
 
-@pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_workers(
     runs: Path, corpus: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +101,6 @@ def test_a_run_resumes_with_another_number_of_workers(
     assert_same(best_weights(runs / "1"), best_weights(tmp_path / "run"), 1e-5)
 
 
-@pytest.mark.slow
 def test_float64_differs_in_the_last_digits_only(corpus: Path, tmp_path: Path) -> None:
     given = {
         "model.dtype_policy": "float64",

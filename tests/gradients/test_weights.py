@@ -100,6 +100,7 @@ def test_raw_weight_has_the_masks_square_times_the_effective_weights() -> None:
     assert layer.calls == 1
 
 
+@quick_rows("3")
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_dropped_embedding_tied_to_a_raw_softmax(chunk_size: int) -> None:
     embedding = layers.DropoutEmbedding(6, 3, rate=0.5, seed=7)

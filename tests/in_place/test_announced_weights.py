@@ -19,6 +19,7 @@ from in_place_tools import (
     made,
     variables,
 )
+from stacks import quick_rows
 
 import tfwd
 from tfwd import _keras, layers
@@ -106,6 +107,14 @@ def assert_uses_the_announced_weights(model: Any, plain: Any, x: Any, call: Call
     assert one.calls == calls + 1
 
 
+@quick_rows(
+    "tied-graph",
+    "loop-eager",
+    "attention-graph",
+    "autoencoder-eager",
+    "nested-graph",
+    "adversarial-eager",
+)
 @pytest.mark.parametrize("call", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_call_uses_the_announced_weights(kind: str, call: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from in_place_tools import DENSE, DROPPED, IDS, S, X, added, assert_equals_plain, functional, made
-from stacks import IS_KERAS_2, quick_rows
+from stacks import IS_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd import layers
@@ -224,6 +224,18 @@ MODELS: dict[str, tuple[Callable[[], Any], str, Any]] = {
 }
 
 
+@quick_rows(
+    "masks",
+    "custom cell",
+    "nested, shared",
+    "several inputs and outputs",
+    "batch normalization",
+    "positional flag",
+    "no flag",
+    "losses",
+    "reads a sibling",
+    "call replaced",
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_training_calls_equal_the_plain_model(kind: str) -> None:
     make, pattern, x = MODELS[kind]
@@ -238,6 +250,7 @@ def test_large_weights_equal_the_plain_model(kind: str) -> None:
     assert_equals_plain(make, x, pattern, "eager")
 
 
+@extended
 def test_without_recomputation() -> None:
     make, pattern, x = MODELS["masks"]
     assert_equals_plain(make, x, pattern, "graph", recompute=False)

@@ -26,12 +26,13 @@ from in_place_tools import (
     stack,
     stepped,
 )
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 import tfwd
 from tfwd import parametrizations as P
 
 
+@quick_rows("small")
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_states_of_a_stateful_layer(size: str, request: Any) -> None:
     if size == "large":

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 import tfwd
 from tfwd import parametrizations as P
@@ -80,6 +80,7 @@ def test_backup_and_restore(tmp_path: Path, undisturbed: list) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("before", [True, False])
 def test_checkpoint(tmp_path: Path, undisturbed: list, before: bool) -> None:
     """Restores a checkpoint, also before the model is parametrized."""

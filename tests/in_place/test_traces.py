@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from in_place_tools import DROPPED, Outer, X, added, effective, made, stack, stepped, variables
+from stacks import quick_rows
 
 import tfwd
 from tfwd import parametrizations as P
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("inner", [False, True])
 def test_fit_before_and_after(inner: bool) -> None:
     model = made(stack, X)

@@ -18,6 +18,7 @@ from in_place_tools import (
     made,
     variables,
 )
+from stacks import quick_rows
 
 import tfwd
 from tfwd import _keras
@@ -51,6 +52,7 @@ class NoFlag(keras.Model):
         return self.last(self.dropout(self.first(x)))
 
 
+@quick_rows("True")
 @pytest.mark.parametrize("checked", [False, True])
 def test_fit_of_a_model_without_a_training_argument(checked: bool) -> None:
     """Compares one update with the plain model's update at the effective weights."""

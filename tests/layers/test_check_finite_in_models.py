@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from checked_passes import COLUMNS, ROWS, SIZE, both_ways, line, planted, said
-from stacks import IS_KERAS_2, needs_keras3, quick_rows
+from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras
@@ -49,7 +49,7 @@ def model(*checks):
 DATA = (planted(1.0).numpy(), np.ones((ROWS, 1), "float32"))
 
 
-@quick_rows("raise-False", "count-False")
+@quick_rows("raise-False")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("action", ["raise", "count"])
 def test_training_is_as_without(action, compiled):
@@ -181,7 +181,7 @@ def test_counts_of_all_replicas(strategy, compiled, tmp_path):
     assert other.layers[0].report() == "\n".join(expected)
 
 
-@quick_rows("raise")
+@extended
 @pytest.mark.parametrize("action", ["raise", "count"])
 def test_fit_on_two_replicas(strategy, action):
     with strategy.scope():

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3, quick_rows
+from stacks import extended, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras, layers
@@ -92,7 +92,14 @@ def by_hand(layer: keras.Layer, x: tf.Tensor, kernels: tf.Tensor, equation: str)
     return [y, *tape.gradient(loss, watched)]
 
 
-@quick_rows("*-eager", "*-Dense-*", "one block-EinsumDense-xla")
+@quick_rows(
+    "several blocks-Dense-eager",
+    "one block-EinsumDense-eager",
+    "several blocks-Dense-graph",
+    "one block-Dense-xla",
+    "several blocks-Dense at positions-eager",
+    "one block-Dense-any batch",
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_equal_a_loop_over_the_examples(kind, mode, blocks) -> None:
@@ -176,6 +183,7 @@ def test_a_training_flag_that_is_a_tensor() -> None:
     np.testing.assert_allclose(run(x, tf.constant(False))[0], layer.layer(x), rtol=1e-6)
 
 
+@quick_rows("small-True", "large-False")
 @pytest.mark.parametrize("nested", [True, False])
 def test_other_parametrizations_come_before_it(nested: bool, size: str) -> None:
     x = inputs(6, 5)
@@ -217,6 +225,7 @@ def test_an_element_of_a_chain_draws_from_the_seed_of_its_place() -> None:
     assert not np.array_equal(alone, zeros(P.WeightNorm()))
 
 
+@extended
 def test_a_model_trains_and_resumes_with_the_same_draws(tmp_path) -> None:
     x, y = inputs(8, 5), inputs(8, 1)
     plain = keras.Sequential([keras.Input((5,)), K.Dense(4, "relu"), K.Dense(1)])

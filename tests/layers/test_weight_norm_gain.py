@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, quick_rows
 
 import tfwd
 from tfwd import _keras, layers
@@ -73,6 +73,14 @@ def _by_formula(kernel: np.ndarray, gain: np.ndarray, g: np.ndarray) -> tuple:
     return gain / norm * g - gain * of_gain / norm**2 * kernel, of_gain
 
 
+@quick_rows(
+    "small-inside-xla",
+    "large-around-graph",
+    "small-chain-eager",
+    "large-alone-eager",
+    "small-alone-graph",
+    "large-chain-graph",
+)
 @pytest.mark.parametrize("run", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("form", ["alone", "chain", "inside", "around"])
 def test_gradients_equal_the_papers_formula(form: str, run: str, size: str) -> None:
@@ -130,6 +138,7 @@ def test_training_equals_training_by_hand() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@quick_rows("keras", "checkpoint")
 @pytest.mark.parametrize("way", ["keras", "weights", "checkpoint"])
 def test_gains_are_saved(way: str, tmp_path) -> None:
     model = trained("adam")
@@ -341,6 +350,7 @@ def test_a_custom_parametrization_with_a_trainable_weight(tmp_path) -> None:
     np.testing.assert_array_equal(again(X), model(X))
 
 
+@quick_rows("True")
 @pytest.mark.parametrize("training", [False, True])
 def test_gradient_moments_of_gains(training: bool) -> None:
     model = trained()

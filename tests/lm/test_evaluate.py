@@ -134,6 +134,7 @@ def test_one_character_is_too_short(make_run, capsys, tmp_path):
     assert err.startswith("error: the text letter.txt has 1 tokens, too few for 1 columns")
 
 
+@extended
 def test_too_large_a_perplexity_is_no_number_in_json(make_run):
     found = load(make_run())
     *others, bias = found.model.get_weights()

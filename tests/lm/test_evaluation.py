@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from stacks import extended
 
 from tfwd.lm.data import stream
 from tfwd.lm.evaluation import Evaluation, Evaluator, evaluate
@@ -33,6 +34,7 @@ def test_evaluation_ends_when_asked():
     assert len(asked) == 3
 
 
+@extended
 def test_windows_of_all_lengths_trace_once():
     evaluator = Evaluator(LanguageModel(7, 4, (4,)), 2)
     columns = stream.columns(np.arange(200) % 7, 2)

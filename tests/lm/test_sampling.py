@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd.lm.data.text import tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
@@ -113,6 +113,7 @@ def test_unknown_is_never_written(model, vocabulary):
         assert "<unk>" not in text
 
 
+@extended
 def test_prompt(model, vocabulary):
     def write(prompt, **options):
         return generate(model, vocabulary, temperature=0.0, prompt=prompt, **options)
@@ -131,6 +132,7 @@ def test_prompt(model, vocabulary):
     assert write("Hamlet", tokens=4)[6:] == write("Ophelia", tokens=4)[7:]
 
 
+@extended
 def test_characters():
     for text in ("to be\n", "to be"):  # with and without a line's end in the vocabulary
         vocabulary = Vocabulary.from_tokens(list(text), "char")

@@ -94,7 +94,7 @@ def test_coupled_decay_under_a_loss_scale():
         np.testing.assert_allclose(one, other, atol=2e-3)
 
 
-@quick_rows("True")
+@extended
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_of_an_embedding_that_is_only_looked_up(tied):
     """Checks rows of an embedding: the window has no 0 and no 4; a tied gradient is dense."""
@@ -133,6 +133,7 @@ def test_the_rate_follows_the_windows_length():
     assert float(scaled.optimizer.learning_rate.numpy()) == 0.25
 
 
+@extended
 def test_random_lengths_trace_once():
     step = make(model={"weight_dropout": 0.5, "hidden_dropout": 0.2}, base_window=5)
     columns = stream.columns(np.arange(200) % 7, 2)
@@ -213,6 +214,7 @@ def test_a_step_that_is_left_out_is_as_if_it_had_not_been(whole, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@extended
 def test_finite_steps_are_made_however_large():
     step = make(whole=True)
     step.model.decoder.bias.assign(np.linspace(-1, 1, 7) * 1e25)
@@ -220,6 +222,7 @@ def test_finite_steps_are_made_however_large():
     assert step.failure() is None and int(step.state.step) == 1
 
 
+@extended
 def test_unchecked_steps_are_made():
     step = make(checked=False)
     step.model.decoder.bias.assign(np.full(7, np.nan))

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from model_kinds import ALL, X
 from monte_carlo_tools import PERTURBED, by_hand, check_moments, predicted, wrappers
+from stacks import extended, quick_rows
 
 import tfwd
 from tfwd import layers
 from tfwd import parametrizations as P
 
 
+@quick_rows("small-subclassed", "large-nested")
 @pytest.mark.parametrize("kind", ["sequential", "nested", "subclassed"])
 def test_samples_equal_a_loop_over_effective_weights(kind: str, size: str) -> None:
     plain = ALL[kind]()
@@ -155,6 +157,7 @@ def test_a_wrapped_layer_alone() -> None:
         np.testing.assert_allclose(found[sample], X @ kernel, rtol=1e-5, atol=1e-6)
 
 
+@extended
 def test_a_transformer() -> None:
     encoder = tfwd.layers.transformer.Bert(20, 8, 2, 2, 16, max_length=8, dropout=0.5)
     ids = np.arange(12, dtype="int32").reshape(3, 4)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from model_kinds import ALL, X
 from monte_carlo_tools import predicted, wrappers
-from stacks import IS_KERAS_2, needs_keras3
+from stacks import IS_KERAS_2, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import layers
@@ -28,6 +28,7 @@ def with_dropout() -> keras.Sequential:
     )
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("training", [False, True])
 def test_training_continues_as_if_nothing_had_been_predicted(training: bool) -> None:
     def trained(between: bool) -> list[np.ndarray]:

@@ -13,7 +13,8 @@ class Defect(NamedTuple):
         file: path of the source in the repository.
         old: a text that occurs once in the source.
         new: the text that replaces it.
-        tests: pytest's arguments, which name the tests that may find it. Slow ones are left out.
+        tests: pytest's arguments, which name the tests that may find it.
+        slow: True if a slow test that `.ci/run` names finds it. Otherwise `make test` finds it.
     """
 
     what: str
@@ -21,6 +22,7 @@ class Defect(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
+    slow: bool = False
 
 
 def conformance(file: str, words: str) -> tuple[str, ...]:
@@ -482,6 +484,7 @@ DEFECTS = [
         "objective *= tf.cast(share, objective.dtype)",
         "objective *= 1.0",
         ("tests/distribute/test_train.py", "-k", "as_one_process"),
+        slow=True,
     ),
     Defect(
         "each worker draws the masks of the first rows",
@@ -489,6 +492,7 @@ DEFECTS = [
         "with batch_rows.part_of(start, total):",
         "with batch_rows.part_of(0, total):",
         ("tests/distribute/test_train.py", "-k", "as_one_process"),
+        slow=True,
     ),
     Defect(
         "a checkpoint has the states of the chief's rows only",
@@ -496,6 +500,7 @@ DEFECTS = [
         "self.workers.collect(tensor for pair in self.state.carried for tensor in pair)",
         "pass",
         ("tests/distribute/test_train.py", "-k", "survives and SIGKILL"),
+        slow=True,
     ),
     Defect(
         "a worker does not learn that another one must stop",
@@ -503,6 +508,7 @@ DEFECTS = [
         "if signals.any() and not self._stop:",
         "if False:",
         ("tests/distribute/test_train.py", "-k", "survives and SIGTERM"),
+        slow=True,
     ),
     Defect(
         "the gradients of an update stay for the next one",

@@ -30,6 +30,8 @@ MOVED = ("layers", "optimizers", "configs")
 LIMIT = 900
 # The tests of `make test`, as the Makefile says.
 QUICK = "not extended and not slow and not soak"
+# The tests of `make test-slow`, for the files that `.ci/run` names.
+SLOW = "slow and not soak"
 
 
 def copy(tree: Path, folder: Path) -> None:
@@ -72,9 +74,10 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tested(folder: Path, arguments: tuple[str, ...]) -> tuple[str, str]:
-    """Returns "passed", "failed" or "not run" for the tests of `make test`, and a last line."""
-    options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", QUICK)
+def tested(folder: Path, arguments: tuple[str, ...], slow: bool) -> tuple[str, str]:
+    """Returns "passed", "failed" or "not run" for the tests, and a last line."""
+    marks = SLOW if slow else QUICK
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "-m", marks)
     command = ("-m", "pytest", *options, *arguments)
     try:
         done = python(folder, *command)
@@ -105,7 +108,7 @@ def judge(folder: Path, defect: Defect) -> tuple[str, str]:
     if before is None:
         return "no such text", f"not once in {defect.file}: {defect.old.strip()}"
     try:
-        what, line = tested(folder, defect.tests)
+        what, line = tested(folder, defect.tests, defect.slow)
     finally:
         (folder / defect.file).write_text(before, "utf-8")
     return {"failed": "caught", "passed": "SURVIVED"}.get(what, what), line
@@ -119,8 +122,8 @@ def check(folder: Path, chosen: list[Defect]) -> list[str]:
     if where.count(str(folder)) != len(names):
         return [f"the copy is not what is imported: {where}"]
     problems = []
-    for arguments in dict.fromkeys(defect.tests for defect in chosen):
-        what, line = tested(folder, arguments)
+    for arguments, slow in dict.fromkeys((defect.tests, defect.slow) for defect in chosen):
+        what, line = tested(folder, arguments, slow)
         if what != "passed":
             problems.append(f"without a defect: {what}: {' '.join(arguments)}: {line}")
     return problems

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import extended
+from stacks import extended, quick_rows
 
 import tfwd
 from tfwd.callbacks import FiniteCheck
@@ -45,6 +45,7 @@ def texts():
     return x, rng.normal(size=(8, 1)).astype("float32")
 
 
+@extended
 def test_single_queries_to_which_no_key_is_left():
     x, y = texts()
     model = keras.Sequential(
@@ -60,6 +61,7 @@ def test_single_queries_to_which_no_key_is_left():
     assert names(report) == ["a softmax over nothing but -infinity"]
 
 
+@extended
 def test_vectors_of_zeros_are_no_queries():
     """Checks vectors of zeros: a norm of 0 makes NaN of whole vectors too."""
     x, y = texts()
@@ -106,6 +108,7 @@ def logarithm(y_true, y_pred):
     return -tf.reduce_sum(y_true * tf.math.log(y_pred), -1)
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("named", [False, True])
 def test_the_output_whose_loss_it_is(named):
     """Checks the output of the bad loss.
@@ -132,6 +135,7 @@ def test_the_output_whose_loss_it_is(named):
     assert "y[0]" not in cause.evidence
 
 
+@extended
 def test_the_row_of_one_of_several_outputs():
     x, y = data(1)
     inputs = layers.Input((6,))
@@ -162,6 +166,7 @@ def test_labels_out_of_range_belong_to_their_output():
     assert "output 'two' has 3 classes" in cause.evidence
 
 
+@quick_rows("class_weight")
 @pytest.mark.parametrize("by", ["class_weight", "sample_weight"])
 def test_an_infinite_class_weight(by):
     x, _ = data(1)
@@ -206,6 +211,7 @@ class Shrinks(keras.constraints.Constraint):
         return weight / tf.norm(weight - weight)
 
 
+@quick_rows("constraint0")
 @pytest.mark.parametrize("constraint", [Shrinks(), lambda weight: weight / tf.norm(0.0 * weight)])
 def test_a_constraint_that_divides_by_zero(constraint):
     """Checks that the step is undone, and that the report names the constraint."""
@@ -221,6 +227,7 @@ def test_a_constraint_that_divides_by_zero(constraint):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@quick_rows("False")
 @pytest.mark.parametrize("named", [False, True])
 def test_infinite_loss_weights(named):
     x, y = data(1)
@@ -253,6 +260,7 @@ def test_spectral_normalization_cannot_be_parametrized():
     assert wrapped(data(1)[0], training=True).shape == (8, 1)
 
 
+@extended
 def test_a_message_per_output_is_for_those_that_are_bad():
     """Checks two non-finite outputs of three, each with its own row."""
     x, y = data(1)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import SOAK_ON_KERAS_2, extended
+from stacks import SOAK_ON_KERAS_2, extended, quick_rows
 
 from tfwd.layers import transformer as T
 
@@ -95,6 +95,7 @@ class Breaking(keras.optimizers.schedules.LearningRateSchedule):
         return {"value": self.value}
 
 
+@quick_rows("nan", "-0.5")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -0.5])
 def test_learning_rate(value):
     x, y = data(4)

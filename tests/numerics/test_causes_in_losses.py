@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import SOAK_ON_KERAS_2
+from stacks import SOAK_ON_KERAS_2, quick_rows
 
 pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
@@ -63,6 +63,7 @@ ADDED = {
 }
 
 
+@quick_rows("activity", "add_loss")
 @pytest.mark.parametrize("kind", ADDED)
 def test_losses_that_layers_add(kind):
     """Checks that the loss function is not blamed, because it is finite."""

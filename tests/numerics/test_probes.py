@@ -127,6 +127,7 @@ def model_value(weights, name):
     return value
 
 
+@quick_rows("graph")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_training_is_the_same_to_the_bit(mode):
     results = []
@@ -248,6 +249,7 @@ def test_gradients_that_are_taken_outside_are_reported():
     assert "No gradient was checked" in str(probes.report())
 
 
+@extended
 def test_errors():
     model = make()
     with pytest.raises(TypeError, match="model='model': give a Keras model or layer"):

@@ -140,7 +140,7 @@ class Watching(keras.callbacks.Callback):
         self.evaluations.append(int(self.model.optimizer._evaluations.numpy()))
 
 
-@quick_rows("False")
+@extended
 @pytest.mark.parametrize("first", [False, True])
 def test_callbacks_before_it_find_the_epochs_loss_observed(first: bool) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -217,7 +217,7 @@ FITS = {
 }
 
 
-@quick_rows("default", "scale inside")
+@quick_rows("default")
 @pytest.mark.filterwarnings("ignore:.*has not observed any validation loss")
 @pytest.mark.parametrize("kind", FITS)
 def test_an_embedding_in_fit(kind, expected):

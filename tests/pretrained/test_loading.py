@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from stacks import quick_rows
 
 from tfwd.layers import transformer
 from tfwd.paths import PatternIndex
@@ -69,6 +70,7 @@ def calls(function):
     return counts["call"] + counts["c_call"]
 
 
+@quick_rows("True")
 @pytest.mark.parametrize("part", [False, True])
 def test_the_work_grows_with_the_number_of_layers(part, tmp_path):
     """Checks that 24 layers need as many calls per variable as 6, also for a part of the layers."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stacks import once
+from stacks import extended, once
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.workers import rendezvous
@@ -95,6 +95,7 @@ def test_a_missing_worker_is_named_to_all() -> None:
     assert meet([Cluster(those, 0), Cluster(those, 2)], seconds=1.0) == [line, line]
 
 
+@extended
 def test_a_missing_chief_is_named() -> None:
     those = addresses(3)
     for found in meet([Cluster(those, 1), Cluster(those, 2)], seconds=1.0):
@@ -103,6 +104,7 @@ def test_a_missing_chief_is_named() -> None:
         )
 
 
+@extended
 def test_a_host_that_does_not_exist() -> None:
     own = addresses(1)[0]
     (found,) = meet([Cluster(("no-such-host.invalid:2222", own), 1)], seconds=1.0)

@@ -4,6 +4,7 @@ import keras
 import keras_tuner
 import numpy as np
 import pytest
+from stacks import extended
 
 from tfwd import tuning
 from tfwd.tuning import failures, reporter, stopwatch
@@ -70,6 +71,7 @@ def test_an_objective_that_is_not_in_the_logs_is_an_error_at_once(tmp_path):
     assert {trial.status for trial in tuner.oracle.trials.values()} == {"COMPLETED"}
 
 
+@extended
 def test_a_model_that_measures_after_fit_is_not_asked_too_early(tmp_path):
     class Own(keras_tuner.HyperModel):
         def build(self, hp):
@@ -141,6 +143,7 @@ def test_a_directory_of_an_unknown_search_is_refused(tmp_path):
         make(tmp_path)
 
 
+@extended
 def test_a_line_before_and_one_after_each_trial(tmp_path, capsys):
     make(tmp_path, max_trials=2).search(X, X[:, :1], validation_data=DATA["validation_data"])
     out = capsys.readouterr().out
@@ -158,6 +161,7 @@ def test_a_line_before_and_one_after_each_trial(tmp_path, capsys):
     assert capsys.readouterr().out == f"resuming in {tmp_path}: 2 trials are done\n"
 
 
+@extended
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(tmp_path, capsys):
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

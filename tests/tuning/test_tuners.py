@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended
+from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd import _keras, tuning
@@ -110,6 +110,7 @@ def test_a_weight_that_two_patterns_match_has_noise_and_dropout():
     assert isinstance(model.get_layer("out").layer, keras.layers.Dense)
 
 
+@quick_rows("oracle.json")
 @pytest.mark.parametrize("file", ["oracle.json", "trial_0/trial.json"])
 def test_a_damaged_file_is_named(tmp_path, file):
     rates = tuning.rates(make_model, {"hidden/kernel": tuning.Choice([0.1, 0.2])})
@@ -121,6 +122,7 @@ def test_a_damaged_file_is_named(tmp_path, file):
         tuning.tuner(rates, max_trials=2, directory=tmp_path / "a")
 
 
+@extended
 def test_a_smaller_space_in_the_directory_is_refused(tmp_path):
     both = {"hidden/kernel": tuning.Choice([0.1, 0.2]), "out/kernel": tuning.Choice([0.1, 0.2])}
     tuner = tuning.tuner(tuning.rates(make_model, both), max_trials=1, directory=tmp_path / "a")

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from stacks import extended, quick_rows
 
 import tfwd
 from tfwd import parametrizations
@@ -45,6 +46,7 @@ def test_a_part_of_the_family_that_the_layer_lacks_is_an_error(tmp_path):
         T.Bert.from_pretrained(tmp_path, type_vocabulary_size=0)
 
 
+@quick_rows("18-14", "36-14", "7-3", "6-3")
 @pytest.mark.parametrize(
     ("layers", "groups"), [(18, 14), (27, 21), (36, 14), (45, 35), (46, 30), (6, 3), (7, 3)]
 )
@@ -59,12 +61,14 @@ def test_which_layers_share_their_weights(layers, groups):
     assert called == [int(i / (layers / groups)) for i in range(layers)]
 
 
+@extended
 def test_albert_in_groups_of_unequal_sizes(tmp_path):
     sizes = {"model_type": "albert", "embedding_size": 4, "hidden_size": 6}
     sizes |= {"num_hidden_layers": 18, "num_hidden_groups": 14}
     agrees(tmp_path, *by_hand.publish(tmp_path, **sizes))
 
 
+@quick_rows("gelu", "gelu_new", "gelu_10", "quick_gelu", "leaky_relu", "relu2", "mish")
 @pytest.mark.parametrize("name", by_hand.ACTIVATIONS)
 def test_activations_have_hugging_faces_formulas(name, tmp_path):
     agrees(tmp_path, *by_hand.publish(tmp_path, hidden_act=name))
@@ -89,6 +93,7 @@ def test_families_that_are_built_like_roberta(model_type, tmp_path):
     np.testing.assert_allclose(found[0, :3], expected[0, :3], rtol=1e-4, atol=1e-4)
 
 
+@quick_rows("epsilon-0.001", "num_heads-2")
 @pytest.mark.parametrize(
     ("name", "value"),
     [

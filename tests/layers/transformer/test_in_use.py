@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stacks import IS_KERAS_2, extended
 
 from tfwd.layers import transformer as T
 
@@ -19,6 +19,7 @@ def classifier(dropout=0.0, **options):
     return keras.Model(ids, keras.layers.Dense(1, name="out")(hidden[:, 0]), **options)
 
 
+@extended
 def test_an_exported_model_leaves_padding_out_too(tmp_path):
     model = classifier()
     model.export(str(tmp_path / "model"), **({} if IS_KERAS_2 else {"verbose": False}))

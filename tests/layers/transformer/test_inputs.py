@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from stacks import extended, quick_rows
 
 import tfwd
 from tfwd import _keras, parametrizations
@@ -152,6 +153,7 @@ def test_wrong_inputs_are_refused(published, args, options, message):
         published[0](*args, **options)
 
 
+@extended
 def test_ids_that_keras_made_floats(tmp_path):
     """Checks ids in a Sequential without an Input, and in an Input without a dtype: float32."""
     config, tensors = by_hand.publish(tmp_path)
@@ -188,6 +190,13 @@ WRONG = {
 }
 
 
+@quick_rows(
+    "True-id beyond the table",
+    "True-additive mask",
+    "False-half an id",
+    "False-short mask",
+    "False-id of -1",
+)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_wrong_values_in_graphs(published, what, jit_compile):
@@ -256,6 +265,7 @@ def test_layers_alone_check_their_masks():
         t5(IDS, MASK, IDS)
 
 
+@extended
 def test_checks_do_not_keep_a_layer_from_being_recomputed(published):
     """Checks that assertions do not prevent recomputation: they draw and assign nothing."""
     bert, _ = published

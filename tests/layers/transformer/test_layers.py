@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import special
+from stacks import extended
 
 import tfwd
 from tfwd import _keras, gradients, optimizers, parametrizations
@@ -329,6 +330,7 @@ def test_decay_passes_over_normalizations_and_biases():
     assert len(kept) == len(layer.trainable_variables) - 3 - 2 * 6
 
 
+@extended
 def test_gradient_moments_equal_brute_force():
     keras.utils.set_random_seed(2)
     model = classifier("functional", bert())
