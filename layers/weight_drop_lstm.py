@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import recurrent_call, sampled_calls
+from tfwd.layers._substitution import call_scopes, recurrent_call
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers._substitution.weight_perturbation import (
     PERTURBATION_ATTRIBUTES,
@@ -100,7 +100,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
         # Evaluation runs Keras's own code, so it is equal to the last bit.
-        fast = training or sampled_calls.is_sampling()
+        fast = training or call_scopes.is_sampling()
         run = functools.partial(recurrent_call.call, self) if fast else super().call
         return run(sequences, training=training, **arguments)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras, dtypes
 from tfwd._random import random_masks, seeds
-from tfwd.layers._substitution import hooks, overridden_methods
+from tfwd.layers._substitution import method_hooks, pure_layers
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
@@ -113,14 +113,14 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
     expected = "moment_matching expects WeightDropout around a Dense or EinsumDense layer"
     if not isinstance(layer, Parametrized):
         hint = ""
-        if isinstance(layer, keras.layers.Layer) and hooks.hook_of(layer) is not None:
+        if isinstance(layer, keras.layers.Layer) and method_hooks.hook_of(layer) is not None:
             hint = (
                 ". A layer that was parametrized in place is not supported: call tfwd.parametrize "
                 "without in_place=True, or wrap the layer"
             )
         raise ValueError(f"{expected}; got {found}{hint}")
     plain: Any = layer.layer
-    if not any(overridden_methods.is_plain(plain, kind) for kind in _KINDS):
+    if not any(pure_layers.is_plain(plain, kind) for kind in _KINDS):
         raise ValueError(
             f"{expected} of Keras, without LoRA, quantization or an activity regularizer; the "
             f"layer inside {found} is '{plain.name}' of type {type(plain).__name__}"

@@ -22,9 +22,9 @@ import tensorflow as tf
 from tfwd import _keras, rates, training_flag
 from tfwd._graph import recompute, substitute
 from tfwd._random import random_masks
-from tfwd.layers._substitution import packing, recomputed_calls
+from tfwd.layers._substitution import call_scopes, packed_arguments
 from tfwd.layers._substitution.attribute_snapshots import Attributes
-from tfwd.layers._substitution.references import References, read
+from tfwd.layers._substitution.reference_weights import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
@@ -132,12 +132,12 @@ class SubstitutedCall:
         self.wrappers = outer_wrappers()
         self._state = _keras.layers.CallState()
         self._given = args, kwargs
-        self._arguments = packing.Arguments(args, dict(kwargs))
+        self._arguments = packed_arguments.Arguments(args, dict(kwargs))
         if training is False or not targeted:
             state = tf.zeros([2], tf.int64)
         else:
             if any(one.stochastic for _, p in targeted for one in p.elements()):
-                recomputed_calls.check(name)
+                call_scopes.check_not_recomputed(name)
             state = draws.next(training)
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
@@ -222,8 +222,8 @@ class SubstitutedCall:
         """
         branches = None
         if not isinstance(self.training, bool):
-            branches = packing.Branches(analysis.updated, analysis.losses)
-        packed = packing.Results(self.name, self._arguments, branches)
+            branches = packed_arguments.Branches(analysis.updated, analysis.losses)
+        packed = packed_arguments.Results(self.name, self._arguments, branches)
         capture = not analysis.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
@@ -318,7 +318,7 @@ class SubstitutedCall:
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
 
-    @recomputed_calls.repeats_draws
+    @call_scopes.repeats_draws
     def _call(
         self,
         args: tuple,

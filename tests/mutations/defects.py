@@ -48,7 +48,7 @@ SHARED = ("tests/distribute/test_load.py",)
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
 IN_PLACE = "layers/_substitution/in_place/"
-LINK = f"{IN_PLACE}link.py"
+LINK = f"{IN_PLACE}layer_call.py"
 PARAMETRIZATION = f"{IN_PLACE}parametrization_in_place.py"
 INSTALLATION = f"{IN_PLACE}installation.py"
 LAYER_KINDS = "tests/in_place/test_layer_kinds.py"
@@ -170,21 +170,21 @@ DEFECTS = [
     ),
     Defect(
         "a gain begins as one and not as the length of the weight",
-        "layers/_substitution/gains.py",
+        "layers/_substitution/trainable_gains.py",
         "return element.first_reference(_keras.variables.value(target.variable))",
         "return tf.ones(shape)",
         (GAINS,),
     ),
     Defect(
         "a gain keeps the length of a weight that is loaded",
-        "layers/_substitution/references.py",
+        "layers/_substitution/reference_weights.py",
         "if id(gain.weight) in ids and id(gain.value) not in ids:",
         "if False:",
         (GAINS,),
     ),
     Defect(
         "a folded layer has the raw weight",
-        "layers/_substitution/folding.py",
+        "layers/_substitution/folded_layers.py",
         "values[positions[id(target.variable)]] = value",
         "pass",
         (GAINS,),
@@ -347,7 +347,7 @@ DEFECTS = [
     ),
     Defect(
         "predict_samples copies Mixout's references for good",
-        "layers/_substitution/references.py",
+        "layers/_substitution/reference_weights.py",
         "            taken.assign(False)\n",
         "            pass\n",
         ("tests/monte_carlo/test_samples.py",),
@@ -623,7 +623,7 @@ DEFECTS = [
     ),
     Defect(
         "a layer that draws is run again by tf.recompute_grad",
-        "layers/_substitution/recomputed_calls.py",
+        "layers/_substitution/call_scopes.py",
         "if frame.f_code in _recomputing:",
         "if False:",
         ("tests/layers/test_recomputed_calls.py",),
@@ -736,10 +736,10 @@ DEFECTS = [
     ),
     Defect(
         "an additive mask is taken as a boolean one",
-        "layers/transformer/inputs.py",
+        "layers/transformer/input_checks.py",
         "return self._require_each(zeros | ones, mask, told, ones)",
         "return tf.cast(mask, tf.bool)",
-        ("tests/layers/transformer/test_inputs.py",),
+        ("tests/layers/transformer/test_input_checks.py",),
     ),
     Defect(
         "attention's mask is not part of its product",
@@ -757,10 +757,10 @@ DEFECTS = [
     ),
     Defect(
         "token ids that are not whole are cut",
-        "layers/transformer/inputs.py",
+        "layers/transformer/input_checks.py",
         "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)",
         "ids = self._require_each(tf.equal(ids, ids), ids, told, ids)",
-        ("tests/layers/transformer/test_inputs.py",),
+        ("tests/layers/transformer/test_input_checks.py",),
     ),
     Defect(
         "the outputs of an EinsumDense have the order of its kernel",
@@ -914,14 +914,14 @@ DEFECTS = [
     ),
     Defect(
         "unwrap leaves the hooks",
-        "layers/_substitution/hooks.py",
+        "layers/_substitution/method_hooks.py",
         "    hook.links.remove(link)\n",
         "    pass\n",
         (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(
         "a layer's own attribute `call` is lost",
-        "layers/_substitution/hooks.py",
+        "layers/_substitution/method_hooks.py",
         "hook.replaced[name] = vars(layer).get(name)",
         "hook.replaced[name] = None",
         (LAYER_KINDS, "-k", "replaced"),
@@ -956,7 +956,7 @@ DEFECTS = [
     ),
     Defect(
         "equal layers share an analysis although one has a further parametrization",
-        "layers/_substitution/provable.py",
+        "layers/_substitution/pure_layers.py",
         "    if len(added) > 1 or not is_keras_own(owner):\n",
         "    if not is_keras_own(owner):\n",
         ("tests/in_place/test_several.py", "-k", "equal_layers"),

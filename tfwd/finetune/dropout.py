@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._random import batch_rows
-from tfwd.layers._substitution import recomputed_calls
+from tfwd.layers._substitution import call_scopes
 from tfwd.layers._substitution.seed_stream import SeedStream
 
 
@@ -42,7 +42,7 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         if not training or not self.rate:
             return inputs
-        recomputed_calls.check(self.name)
+        call_scopes.check_not_recomputed(self.name)
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
         part = batch_rows.current()

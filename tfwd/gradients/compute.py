@@ -15,7 +15,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.gradient_forms import scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
-from tfwd.layers._substitution import references
+from tfwd.layers._substitution import reference_weights
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # the result of BatchMoments.means
 
@@ -134,7 +134,7 @@ def _moments(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
-    references.copy_due_references(model, bool(training))  # before other weights are tried
+    reference_weights.copy_due_references(model, bool(training))  # before other weights are tried
     found = independence.report(model, data, bool(training))
     computation = BatchMoments(model, losses, data, bool(training), found)
     parts = computation.means(chunk_size)

@@ -21,10 +21,10 @@ from tfwd._keras import calls as _keras_calls
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
-from tfwd.layers._substitution.gains import Gains
 from tfwd.layers._substitution.in_place import present_calls
-from tfwd.layers._substitution.in_place.link import Link
+from tfwd.layers._substitution.in_place.layer_call import Link
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
+from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 

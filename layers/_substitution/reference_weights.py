@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
-from tfwd.layers._substitution.gains import Gains
+from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.parametrizations.parametrized_layers import added_in_place

@@ -1,4 +1,4 @@
-"""`Link`: one `InPlace` in the call of one layer."""
+"""`Link`: runs the call of one layer on the effective weights of an `InPlace`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import tensorflow as tf
 from tfwd import _keras, training_flag
 from tfwd._graph import graphs
 from tfwd.layers._substitution import (
-    hooks,
+    call_scopes,
+    method_hooks,
     per_example_call,
-    reads,
     recurrent_call,
-    sampled_calls,
-    training_steps,
+    unsupported_reads,
 )
 from tfwd.layers._substitution.in_place import present_calls
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
@@ -46,7 +45,7 @@ class Link(WeightPerturbationMixin):
         self.substituted = frozenset(id(target.variable) for target, _ in targeted)
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
-            reads.check_normalized(layer, names)
+            unsupported_reads.check_normalized(layer, names)
             per_example_call.check(layer, targeted)
 
     @property
@@ -82,7 +81,7 @@ class Link(WeightPerturbationMixin):
         return self.layer
 
     def _calls_subject(self) -> bool:
-        return hooks.is_first_link(self.layer, self)
+        return method_hooks.is_first_link(self.layer, self)
 
     def _targeted(self) -> TargetedWeights:
         self._call_cache.targeted_from = ()
@@ -104,10 +103,10 @@ class Link(WeightPerturbationMixin):
         owner = self.in_place
         training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
-        step = training_steps.present()
+        step = call_scopes.present_step()
         if training is None and step is not None:
             flag, function = True, functools.partial(_in_training, function)
-        acting = True if sampled_calls.is_sampling() else flag
+        acting = True if call_scopes.is_sampling() else flag
         is_raw = acting is False and owner.is_stochastic
         if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
             return self._passed_on(owner, flag, function, args, kwargs)
@@ -175,7 +174,7 @@ class Link(WeightPerturbationMixin):
         """
         outer = present_calls.by_owner()
         covered = present.covered | self.substituted
-        acting = True if sampled_calls.is_sampling() else flag
+        acting = True if call_scopes.is_sampling() else flag
         layer = self.layer
         begun = {} if self.substituted <= present.covered else self._begun_inside(acting)
         own = present._replace(training=acting, covered=covered)
@@ -189,7 +188,7 @@ class Link(WeightPerturbationMixin):
 
         # Backward may call it again, after the outermost call has ended.
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
-            sampled = sampled_calls.is_sampling()
+            sampled = call_scopes.is_sampling()
             now = inner[self.in_place]._replace(training=True if sampled else training)
             with present_calls.restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
@@ -220,7 +219,7 @@ class Link(WeightPerturbationMixin):
 
         Each link of the layer, this one and earlier ones, computes its own weights in the call.
         """
-        hook = hooks.hook_of(self.layer)
+        hook = method_hooks.hook_of(self.layer)
         links = [] if hook is None else hook.links
         own = self.substituted.union(*(link.substituted for link in links))
         return {one: now._replace(covered=now.covered | own) for one, now in calls.items()}
@@ -262,7 +261,7 @@ def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def around(layer: keras.Layer) -> list[InPlace]:
     """Returns the parametrizations that hook a layer."""
-    hook = hooks.hook_of(layer)
+    hook = method_hooks.hook_of(layer)
     return [] if hook is None else [link.in_place for link in hook.links]
 
 

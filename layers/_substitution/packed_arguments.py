@@ -3,10 +3,17 @@
 A function that runs again in backward, or in a branch of a `tf.cond`, takes and returns flat lists
 of tensors. A layer takes and returns nests that also contain other values. Some tensors carry a
 Keras mask.
+
+`tf.nest` supports lists, tuples, dicts, attrs and dataclasses that define `__tf_flatten__`. This
+module also opens other dataclasses, field by field. A tensor that stayed hidden in an object would
+not be a result of the differentiated function, and would get no gradient.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +21,6 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph.substitute import Result
-from tfwd.layers._substitution import nested_arguments
 
 
 class Arguments:
@@ -29,33 +35,31 @@ class Arguments:
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]) -> None:
         self._nest = (args, kwargs)
-        self._flat = nested_arguments.flatten(self._nest)
+        self._flat = flatten(self._nest)
         given = {id(x): x for x in self._flat if tf.is_tensor(x)}
         self._given = list(given.values())
         self._masks = [_keras.layers.get_mask(x) for x in self._given]
         numbers = {key: i for i, key in enumerate(given)}
         self._positions = [numbers.get(id(x)) for x in self._flat]
         masks = [mask for mask in self._masks if mask is not None]
-        self.tensors = [t for x in (*self._given, *masks) for t in nested_arguments.components(x)]
+        self.tensors = [t for x in (*self._given, *masks) for t in components(x)]
         self._copies: list[tuple[Any, Any]] = []
 
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
         """Returns the same nest with other tensors, and attaches the masks to them."""
         parts = iter([tf.identity(tensor) for tensor in tensors])
-        copies = [nested_arguments.compose(x, parts) for x in self._given]
-        masks = [None if m is None else nested_arguments.compose(m, parts) for m in self._masks]
+        copies = [compose(x, parts) for x in self._given]
+        masks = [None if m is None else compose(m, parts) for m in self._masks]
         self._copies = list(zip(copies, masks, strict=True))
-        for copy, mask in self._copies:
+        for rebuilt, mask in self._copies:
             if mask is not None:
-                _keras.layers.set_mask(copy, mask)
+                _keras.layers.set_mask(rebuilt, mask)
         pairs = zip(self._flat, self._positions, strict=True)
-        return nested_arguments.pack(
-            self._nest, iter(x if i is None else copies[i] for x, i in pairs)
-        )
+        return repack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
 
     def changed_masks(self) -> list[tuple[Any, Any]]:
         """Returns pairs of an argument and its new mask, for masks that the last call changed."""
-        found = [_keras.layers.get_mask(copy) for copy, _ in self._copies]
+        found = [_keras.layers.get_mask(rebuilt) for rebuilt, _ in self._copies]
         return [
             (x, after)
             for x, (_, before), after in zip(self._given, self._copies, found, strict=True)
@@ -109,7 +113,7 @@ class Results:
             TypeError: If an output is an object that cannot be returned from a branch.
         """
         self._nest = result.outputs
-        self._flat = nested_arguments.flatten(result.outputs)
+        self._flat = flatten(result.outputs)
         outputs = [x for x in self._flat if tf.is_tensor(x)]
         self._masks = [_keras.layers.get_mask(x) for x in outputs]
         self._remasked = self._arguments.changed_masks()
@@ -118,7 +122,7 @@ class Results:
         ]
         losses, updates = list(result.losses), dict((id(v), (v, t)) for v, t in result.updates)
         if self._branches is not None:
-            if name := nested_arguments.opaque_class(result.outputs):
+            if name := opaque_class(result.outputs):
                 raise TypeError(
                     f"layer '{self._name}' returns a {name}, whose tensors cannot be returned from "
                     "the branch of a training flag that is a tensor. Return a dict, a tuple or a "
@@ -132,7 +136,7 @@ class Results:
         self._losses = len(losses)
         self._updated = [variable for variable, _ in updates.values()]
         return [
-            *(part for x in (*outputs, *masks) for part in nested_arguments.components(x)),
+            *(part for x in (*outputs, *masks) for part in components(x)),
             *(tf.convert_to_tensor(loss) for loss in losses),
             *(tf.stop_gradient(value) for _, value in updates.values()),
         ]
@@ -143,15 +147,95 @@ class Results:
         The arguments of the call keep the masks that the call gave them.
         """
         supply = iter(tensors)
-        flat = [nested_arguments.compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
+        flat = [compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
         outputs = [x for x in flat if tf.is_tensor(x)]
         for output, mask in zip(outputs, self._masks, strict=True):
             if mask is not None:
-                _keras.layers.set_mask(output, nested_arguments.compose(mask, supply))
+                _keras.layers.set_mask(output, compose(mask, supply))
         for given, mask in self._remasked:
-            _keras.layers.set_mask(
-                given, None if mask is None else nested_arguments.compose(mask, supply)
-            )
+            _keras.layers.set_mask(given, None if mask is None else compose(mask, supply))
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
-        return Result(nested_arguments.pack(self._nest, iter(flat)), updates, losses, [], {})
+        return Result(repack(self._nest, iter(flat)), updates, losses, [], {})
+
+
+def flatten(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest in the order of `tf.nest`. A composite tensor is one leaf."""
+    leaves: list[Any] = []
+    for leaf in tf.nest.flatten(nest):
+        if _is_opened(leaf):
+            for name in _fields(leaf):
+                leaves += flatten(getattr(leaf, name))
+        else:
+            leaves.append(leaf)
+    return leaves
+
+
+def repack(nest: Any, leaves: Iterator[Any]) -> Any:
+    """Returns the same nest with other leaves."""
+    flat = [
+        _with_fields(leaf, leaves) if _is_opened(leaf) else next(leaves)
+        for leaf in tf.nest.flatten(nest)
+    ]
+    return tf.nest.pack_sequence_as(nest, flat)
+
+
+def components(leaf: Any) -> list[tf.Tensor]:
+    """Returns the component tensors: several for a sparse or ragged tensor, else one."""
+    if isinstance(leaf, tf.Variable):
+        return [tf.convert_to_tensor(leaf)]
+    parts = tf.nest.flatten(leaf, expand_composites=True)
+    return [tf.convert_to_tensor(part) for part in parts]
+
+
+def compose(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
+    """Returns a tensor like `leaf` that is made of the next component tensors."""
+    if not isinstance(leaf, tf.__internal__.CompositeTensor) or isinstance(leaf, tf.Variable):
+        return next(parts)
+    count = len(tf.nest.flatten(leaf, expand_composites=True))
+    given = [next(parts) for _ in range(count)]
+    return tf.nest.pack_sequence_as(leaf, given, expand_composites=True)
+
+
+def opaque_class(nest: Any) -> str:
+    """Returns the class of an object that hides tensors and cannot be opened, or ""."""
+    for leaf in flatten(nest):
+        if (
+            tf.is_tensor(leaf)
+            or _keras.variables.is_variable(leaf)
+            or not hasattr(leaf, "__dict__")
+        ):
+            continue
+        held = [item for value in vars(leaf).values() for item in tf.nest.flatten(value)]
+        if any(map(tf.is_tensor, held)):
+            return type(leaf).__name__
+    return ""
+
+
+def _is_opened(leaf: Any) -> bool:
+    """Returns True for a dataclass that `tf.nest` treats as a leaf."""
+    return (
+        dataclasses.is_dataclass(leaf)
+        and not isinstance(leaf, type)
+        and not tf.is_tensor(leaf)
+        and not isinstance(leaf, tf.Module)
+    )
+
+
+def _fields(instance: Any) -> list[str]:
+    """Returns the names of the fields that have a value."""
+    names = [field.name for field in dataclasses.fields(instance)]
+    return [name for name in names if hasattr(instance, name)]
+
+
+def _with_fields(instance: Any, leaves: Iterator[Any]) -> Any:
+    """Returns a copy of a dataclass with other leaves. Its constructor does not run again."""
+    other = copy.copy(instance)
+    for name in _fields(instance):
+        # `object.__setattr__` also works on a frozen class.
+        object.__setattr__(other, name, repack(getattr(instance, name), leaves))
+    # Keras treats the instance as a leaf and gives it a mask. The copy has the first instance's
+    # mask.
+    if _keras.layers.get_mask(other) is not None:
+        _keras.layers.set_mask(other, None)
+    return other

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfwd
 from tfwd import _keras, parametrizations
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.inputs import InputChecks
+from tfwd.layers.transformer.input_checks import InputChecks
 
 IDS = np.array([[5, 6, 7, 8, 0], [3, 4, 0, 0, 0]])
 TYPES = np.array([[0, 0, 1, 1, 0], [0, 1, 0, 0, 0]])
