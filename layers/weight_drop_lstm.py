@@ -91,7 +91,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         arguments = {"initial_state": initial_state, "mask": mask}
         # Keras 3 treats a training flag that is a tensor as a second input, and then passes on no
         # mask.
-        arguments["mask"], _ = _keras.formulas.masks_of_sequences(sequences, arguments)
+        arguments["mask"], _ = _keras.recurrent_layers.masks_of_sequences(sequences, arguments)
         run, unperturbed = self._run, super().call
         return self._perturbed_call(run, (sequences,), arguments, training, unperturbed)
 

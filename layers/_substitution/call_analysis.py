@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._graph.substitute import Result
+from tfwd._graph.stateless_call import Result
 from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_reads
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph.substitute import Result
+from tfwd._graph.stateless_call import Result
 
 
 class Arguments:

@@ -96,7 +96,7 @@ def call(
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)
-    return _keras.formulas.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
+    return _keras.recurrent_layers.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
 def fast_or_plain_call(
@@ -125,7 +125,7 @@ def fast_or_plain_call(
     past_masks = otherwise is not layer
     if past_masks:
         return call(layer, sequences, training=training, **given)
-    applied, carried = _keras.formulas.masks_of_sequences(sequences, given)
+    applied, carried = _keras.recurrent_layers.masks_of_sequences(sequences, given)
     sequences = _keras.layers.converted(layer, sequences)
     outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
     # Attach the masks that the layer would attach: both branches of a `tf.cond` must return the
@@ -152,7 +152,7 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and pure_layers.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
         and pure_layers.is_plain(cell, kind.cell)
-        and _keras.formulas.has_plain_loop(layer)
+        and _keras.recurrent_layers.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
         and getattr(cell, "reset_after", True)  # else a GRU's candidate has another product

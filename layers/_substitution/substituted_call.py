@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, rates, training_flag
-from tfwd._graph import recompute, substitute
+from tfwd._graph import recompute, stateless_call
 from tfwd._random import random_masks
 from tfwd.layers._substitution import call_scopes, packed_arguments
 from tfwd.layers._substitution.attribute_snapshots import Attributes
@@ -203,7 +203,7 @@ class SubstitutedCall:
         """Returns True if backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
-    def run_once(self, training: bool) -> substitute.Result:
+    def run_once(self, training: bool) -> stateless_call.Result:
         """Makes the call directly: updates are made, and effective weights are stored."""
         references = self._references
         weights = self._effective(self._raw, training, self.seeds, references)
@@ -212,7 +212,7 @@ class SubstitutedCall:
 
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         """Makes the call with a custom gradient, or in branches. Its updates are returned.
 
         Args:
@@ -305,7 +305,7 @@ class SubstitutedCall:
 
     def evaluate(
         self, training: bool, tensors: list, seeds: list, weights: list, capture: bool
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         """Calls the layer on effective weights."""
         inputs = len(self._arguments.tensors)
         args, kwargs = self._arguments.rebuild(tensors[:inputs])
@@ -330,13 +330,13 @@ class SubstitutedCall:
         weights: list,
         others: list[tuple[keras.Variable, tf.Tensor]],
         capture: bool = False,
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         links = zip(self.targeted, self._bound(training, seeds, references), strict=True)
         bound = {id(target.variable): link for (target, _), link in links}
         wrapper = OuterWrapper(raw, bound, {}, references)
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):
-            result = substitute.call(
+            result = stateless_call.call(
                 lambda: self.function(*args, training=training, **kwargs),
                 [*others, *effective],
                 capture,

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import custom_gradient, graphs, substitute
+from tfwd._graph import custom_gradient, graphs, stateless_call
 from tfwd.layers._substitution import (
     call_analysis,
     call_scopes,
@@ -269,7 +269,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         custom_gradient.follow()  # else a custom gradient of Keras would keep the model forever
         for loss in result.losses:
             _keras.layers.add_loss(owner, loss)
-        substitute.assign(result.updates)
+        stateless_call.assign(result.updates)
         return result.outputs
 
     def _check_has_weights(self) -> None:

@@ -43,7 +43,7 @@ BY_HAND = "tests/layers/transformer/test_by_hand.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
-LOCKSTEP = "tfwd/_keras_shared/lockstep.py"
+LOCKSTEP = "tfwd/_keras_shared/chief_broadcast.py"
 SHARED = ("tests/distribute/test_load.py",)
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
@@ -94,7 +94,7 @@ DEFECTS = [
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
         "tfwd/_random/dropout_and_noise.py",
-        "(late,) = waiting.seeds_after([seed], [upstream])",
+        "(late,) = delayed_seeds.seeds_after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),
@@ -191,14 +191,14 @@ DEFECTS = [
     ),
     Defect(
         "moments of a dropped kernel have the variance of one kept entry",
-        "tfwd/activation_moments.py",
+        "tfwd/dropout_moment_matching.py",
         "stddev = tf.sqrt((1.0 - keep) / keep * squares)",
         "stddev = tf.sqrt((1.0 - keep) * squares)",
         ("tests/test_moment_matching.py",),
     ),
     Defect(
         "joined blocks of draws lose the distance of their means",
-        "tfwd/activation_moments.py",
+        "tfwd/dropout_moment_matching.py",
         "one[1] + other[1] + first * share * tf.square(distance)",
         "one[1] + other[1]",
         ("tests/test_moment_matching.py",),
@@ -369,7 +369,7 @@ DEFECTS = [
     Defect(
         "what a wrapped layer updates, such as statistics, is lost",
         "layers/_substitution/weight_perturbation.py",
-        "substitute.assign(result.updates)",
+        "stateless_call.assign(result.updates)",
         "pass",
         ("tests/layers/test_transparency.py", "-k", "statistics_of_the_batch"),
     ),
@@ -400,13 +400,13 @@ DEFECTS = [
         "the decay comes after the step",
         "optimizers/decoupled_weight_decay.py",
         """                done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.waiting_for(leaf, done):
+            with update_interception.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         """                own(gradient, variable, rate)
                 decay(variable, fraction, self._start(variable))
                 return
-            with _keras_updates.waiting_for(leaf, done):
+            with update_interception.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         DECAY,
@@ -421,8 +421,8 @@ DEFECTS = [
     Defect(
         "the schedule of the decay is a step behind",
         "optimizers/_updates/decay_rate.py",
-        "decay = decay(_keras_updates.schedule_step(leaf))",
-        "decay = decay(_keras_updates.schedule_step(leaf) - 1)",
+        "decay = decay(update_interception.schedule_step(leaf))",
+        "decay = decay(update_interception.schedule_step(leaf) - 1)",
         DECAY,
     ),
     Defect(
@@ -566,7 +566,7 @@ DEFECTS = [
     ),
     Defect(
         "what is not finite reaches the weights",
-        "tfwd/_graph/tentative.py",
+        "tfwd/_graph/tentative_assignments.py",
         "gated = tf.where(good, new, before)",
         "gated = new",
         (*FINITE, "tests/optimizers/test_apply_if_finite.py"),
@@ -850,14 +850,14 @@ DEFECTS = [
     # Loading pretrained weights
     Defect(
         "every rule is tried for every variable",
-        "tfwd/paths.py",
+        "tfwd/path_patterns.py",
         "    if not isinstance(pattern, str) or expression.flags & _CHANGES:",
         "    if True:",
         ("tests/pretrained/test_loading.py",),
     ),
     Defect(
         "flags of an expression are overlooked where it is looked up",
-        "tfwd/paths.py",
+        "tfwd/path_patterns.py",
         "_CHANGES = re.IGNORECASE | re.VERBOSE",
         "_CHANGES = re.VERBOSE",
         ("tests/pretrained/test_loading.py",),

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tfwd.layers import transformer
-from tfwd.paths import PatternIndex
+from tfwd.path_patterns import PatternIndex
 from tfwd.pretrained import load, plan
 from tfwd.pretrained.assign import TILE
 from tfwd.pretrained.key_rules import find_prefix

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import calls as _keras_calls
+from tfwd._keras import call_interception
 from tfwd.layers._substitution import call_scopes, reference_weights
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer
@@ -119,11 +119,11 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
         frozen: Any = contextlib.nullcontext()
         if training and normalizations:
             kinds = map(_keras.calls_of, normalizations)
-            frozen = _keras_calls.intercepted(kinds, _in_evaluation)
+            frozen = call_interception.intercepted(kinds, _in_evaluation)
         run: Any = held()  # a strong reference would keep the model in its own function
         with (
-            _keras_calls.Discarded(states),
-            _keras_calls.users_code(),
+            call_interception.Discarded(states),
+            call_interception.users_code(),
             call_scopes.sampling(),
             frozen,
         ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfwd import _keras, paths
+from tfwd import _keras, path_patterns
 
 
 class Patterns:
@@ -31,7 +31,7 @@ class Patterns:
         self._who = who
         self._expressions = {
             what: [
-                paths.compiled(pattern, f"{who}: {what}={pattern!r}")
+                path_patterns.compiled(pattern, f"{who}: {what}={pattern!r}")
                 for pattern in ([patterns] if isinstance(patterns, str) else patterns)
             ]
             for what, patterns in given.items()
@@ -44,7 +44,7 @@ class Patterns:
         known = [*_layer_paths(model), *weights]
         each = [(what, one) for what, some in self._expressions.items() for one in some]
         for what, expression in each:
-            if not any(paths.matches(expression, path) for path in (*known, *others)):
+            if not any(path_patterns.matches(expression, path) for path in (*known, *others)):
                 raise ValueError(
                     f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
                     f"model '{model.name}', which has {', '.join(known[:12])}"
@@ -54,7 +54,7 @@ class Patterns:
     def choose(self, name: str) -> bool:
         """Returns True if a layer or a weight is chosen."""
         fits = {
-            what: any(paths.matches(one, name) for one in some)
+            what: any(path_patterns.matches(one, name) for one in some)
             for what, some in self._expressions.items()
         }
         return fits.get("include", True) and not fits.get("exclude", False)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.paths import PatternIndex, compiled, matches
+from tfwd.path_patterns import PatternIndex, compiled, matches
 from tfwd.pretrained.flattening import Orders, orders_of
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown, with_given

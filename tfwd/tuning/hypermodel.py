@@ -11,7 +11,7 @@ import keras_tuner
 
 from tfwd import _keras
 from tfwd import parametrizations as P
-from tfwd.models import parametrize
+from tfwd.parametrized_model import parametrize
 from tfwd.tuning.space import Choice, Float, Int, Spec
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd._keras import formulas
+from tfwd._keras import recurrent_layers
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
@@ -46,17 +46,17 @@ def sequence(layer: Any, kind: type[Any], *args: Any, **kwargs: Any) -> LoopInpu
         *args, **kwargs: Arguments of the layer's call.
     """
     cell = layer.cell
-    given = formulas.recurrent_arguments(layer, *args, **kwargs)
+    given = recurrent_layers.recurrent_arguments(layer, *args, **kwargs)
     if type(cell) is not kind or given is None:
         return None
     sequences, initial_state, mask, training = given
     dropped = bool(training) and (cell.dropout > 0 or cell.recurrent_dropout > 0)
     if not plain(cell.kernel) or (dropped and getattr(cell, "implementation", 2) == 1):
         return None
-    states = formulas.initial_states(layer, sequences, initial_state)
+    states = recurrent_layers.initial_states(layer, sequences, initial_state)
     factors = (None, None)
     if dropped:
-        factors = formulas.recurrent_dropout(layer, sequences, states)
+        factors = recurrent_layers.recurrent_dropout(layer, sequences, states)
     x = sequences if factors[0] is None else sequences * factors[0]
     mask = mask[0] if isinstance(mask, (list, tuple)) else mask
     if mask is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras import calls
+from tfwd._keras import call_interception
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_outputs import of_output, outputs
@@ -47,7 +47,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
 
 
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
-    return float(calls.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+    return float(call_interception.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._graph.tentative import Tentative, agreed
+from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest

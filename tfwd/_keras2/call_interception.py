@@ -28,7 +28,7 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.layers import NoAutographLayer, all_layers
 from tfwd._keras2.variables import Substitution, present_scope, tf_variable
-from tfwd._keras_shared import interception, scopes
+from tfwd._keras_shared import interception, substitution_scopes
 from tfwd._keras_shared.interception import Handler, patched
 
 _METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
@@ -65,7 +65,7 @@ class Draws:
     @contextlib.contextmanager
     def _installed(self, first: int | None) -> Iterator[None]:
         before = getattr(_here, "draws", None)
-        _here.draws, self._next, self._graph = self, first, scopes.present_graph()
+        _here.draws, self._next, self._graph = self, first, substitution_scopes.present_graph()
         try:
             with patched(_PATCHES):
                 yield
@@ -83,7 +83,7 @@ class Draws:
     def _value(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
         if _is_captured():
             generator = _without_side_effects()
-        if scopes.present_graph() is not self._graph:
+        if substitution_scopes.present_graph() is not self._graph:
             self.inside = True
             return _OWN[name](generator, *args, **kwargs)
         if self._next is None:
@@ -162,15 +162,15 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Observed(scopes.Observing, Substitution):
+class Observed(substitution_scopes.Observing, Substitution):
     """A substitution that reports every read, update and loss."""
 
 
-class Captured(scopes.Capturing, Substitution):
+class Captured(substitution_scopes.Capturing, Substitution):
     """A substitution that stores all updates, except in functions that are traced in its body."""
 
 
-class Discarded(scopes.Discarding, Substitution):
+class Discarded(substitution_scopes.Discarding, Substitution):
     """A substitution that discards all updates, except of chosen variables."""
 
 

@@ -18,7 +18,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 
 from tfwd._keras3.variables import Substitution, value
-from tfwd._keras_shared import interception, scopes
+from tfwd._keras_shared import interception, substitution_scopes
 from tfwd._keras_shared.interception import Handler
 
 _FUSED = ("_can_attempt_fused_lstm", "_can_attempt_fused_gru")
@@ -75,15 +75,15 @@ class Draws:
         return contextlib.nullcontext()
 
 
-class Observed(scopes.Observing, Substitution):
+class Observed(substitution_scopes.Observing, Substitution):
     """A substitution that reports every read, update and loss."""
 
 
-class Captured(scopes.Capturing, Substitution):
+class Captured(substitution_scopes.Capturing, Substitution):
     """A substitution that stores all updates, except in functions that are traced in its body."""
 
 
-class Discarded(scopes.Discarding, Substitution):
+class Discarded(substitution_scopes.Discarding, Substitution):
     """A substitution that discards all updates, except of chosen variables."""
 
 
