@@ -22,7 +22,7 @@ from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.parametrizations.parametrized_layers import added_in_place
 from tfwd.pretrained import listeners
-from tfwd.pretrained.sharing import lockstep, open_together
+from tfwd.pretrained.chief_source import lockstep, open_together
 
 
 class _Reference(NamedTuple):

@@ -442,7 +442,7 @@ DEFECTS = [
     # Moments of gradients
     Defect(
         "the squared moment of a dropped weight is not masked",
-        "tfwd/gradients/combine.py",
+        "tfwd/gradients/shared_weights.py",
         "first, second = scale * first, scale * scale * second",
         "first, second = scale * first, second",
         ("tests/gradients/test_weights.py",),
@@ -463,7 +463,7 @@ DEFECTS = [
     ),
     Defect(
         "the two uses of one weight are squared apart",
-        "tfwd/gradients/combine.py",
+        "tfwd/gradients/shared_weights.py",
         "squares = squares + product",
         "pass",
         (RULES, "-k", "tied_embedding or used_twice"),
@@ -594,7 +594,7 @@ DEFECTS = [
     ),
     Defect(
         "going back to an epoch leaves the optimizer's variables",
-        "tfwd/numerics/checked_step/variables.py",
+        "tfwd/numerics/checked_step/tracked_variables.py",
         "found += [v for optimizer in optimizers "
         "for v in _keras_training.optimizer_state(optimizer)]",
         "found += []",
@@ -665,10 +665,10 @@ DEFECTS = [
     ),
     Defect(
         "the gradient of zeros is no gradient",
-        "tfwd/numerics/unused.py",
+        "tfwd/numerics/unused_weights.py",
         "tf.convert_to_tensor(gradient) != 0",
         "tf.convert_to_tensor(gradient) == 0",
-        ("tests/numerics/test_unused.py",),
+        ("tests/numerics/test_unused_weights.py",),
     ),
     Defect(
         "a blow-up is lost where steps are put together",
@@ -686,7 +686,7 @@ DEFECTS = [
     ),
     Defect(
         "a run goes back to weights that it does not have",
-        "tfwd/numerics/bad_steps.py",
+        "tfwd/numerics/bad_step_policy.py",
         "            variable.assign(value)",
         "            pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),

@@ -253,9 +253,8 @@ def _linear_backward(
     upstream = tf.convert_to_tensor(upstream)
     late = seed
     if not _is_compiled(upstream, rows, noise_shape):
-        (late,) = delayed_seeds.seeds_after(
-            [seed], [upstream]
-        )  # otherwise the mask would be stored
+        # Otherwise the mask would be stored.
+        (late,) = delayed_seeds.seeds_after([seed], [upstream])
     return _linear(upstream, keep, late, rows, noise_shape)
 
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import stateless_call
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import moments as compute_moments
 from tfwd.gradients import statistics
+from tfwd.gradients.moments_plot import write_plot
 from tfwd.optional_packages import require
 
 # Numbers that TensorBoard and the epochs' logs get.

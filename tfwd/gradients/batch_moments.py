@@ -10,13 +10,13 @@ from tfwd._graph import stateless_call
 from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import example_by_example
 from tfwd.gradients.block_sums import sum_over_blocks
-from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.gradient_forms import Scale, scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
+from tfwd.gradients.shared_weights import Scaled, sums, total
 
 
 class BatchMoments:

@@ -20,7 +20,7 @@ from tfwd import _keras
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import call_interception
 from tfwd.finite import can_be_non_finite, here
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 
 # The outputs of these layers are their inputs, which were checked before.
 MOVING_LAYERS = (

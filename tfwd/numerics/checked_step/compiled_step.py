@@ -27,8 +27,8 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
-from tfwd.numerics.checked_step.variables import tracked
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_step.tracked_variables import tracked
+from tfwd.numerics.checked_tensors import Frame
 
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")

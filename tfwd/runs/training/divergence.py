@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tfwd.numerics.bad_steps import BadStepPolicy, restored
+from tfwd.numerics.bad_step_policy import BadStepPolicy, restored
 from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
 from tfwd.runs.errors import UserError

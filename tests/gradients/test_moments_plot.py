@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from tfwd.callbacks import plot
-from tfwd.gradients import statistics
+from tfwd.gradients import moments_plot, statistics
 
 
 def record(step: int, weights: int = 2, signal: float = 4.0, squares: float = 8.0) -> Any:
@@ -29,7 +28,7 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
     def drawn(records: list) -> Figure:
-        plot.write_plot(records, tmp_path / "plots" / "moments.png")
+        moments_plot.write_plot(records, tmp_path / "plots" / "moments.png")
         assert (tmp_path / "plots" / "moments.png").read_bytes()[:4] == b"\x89PNG"
         return figures[-1]
 
@@ -79,7 +78,7 @@ def test_of_many_weights_the_largest_are_named(draw: Any) -> None:
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == [f"model/layer_{w}/kernel" for w in range(10)] + ["the other 30 weights"]
     for axis in figure.axes[2:]:
-        grey = [line for line in axis.lines if line.get_color() == plot.OTHERS]
+        grey = [line for line in axis.lines if line.get_color() == moments_plot.OTHERS]
         assert len(grey) == 30 and not axis.get_legend()
 
 

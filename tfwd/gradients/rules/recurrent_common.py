@@ -1,4 +1,4 @@
-"""Rules for SimpleRNN and LSTM, and the code that they share with the rule for GRU.
+"""Common code of the rules for recurrent layers: inputs of the loop, products and outputs.
 
 The products for the weights' gradients cover all time steps at once, outside the loop. The kernel
 gets the outer products of the inputs and the pre-activations' gradients. The recurrent kernel gets
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfwd._keras import recurrent_layers
@@ -17,8 +16,7 @@ from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
 from tfwd.gradients.rules.dense import plain
-from tfwd.gradients.rules.registry import rule
-from tfwd.gradients.rules.scan import Step, scan
+from tfwd.gradients.rules.recurrent_scan import Step, scan
 
 
 class LoopInputs(NamedTuple):
@@ -106,7 +104,9 @@ def summed(d: tf.Tensor) -> PerExampleGradient:
     return Materialized(tf.reduce_sum(at_least_float32(d), 1))
 
 
-def _single(layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], step: Step) -> Any:
+def sum_of_products(
+    layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], step: Step
+) -> Any:
     """Computes a layer that adds its two products, so that one gradient serves both."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
@@ -119,33 +119,3 @@ def _single(layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], 
     if cell.use_bias:
         call.use(cell.bias, z, summed)
     return outputs(layer, given, found)
-
-
-@rule(keras.layers.SimpleRNN)
-def simple_rnn(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Computes `h = activation(x W + h U + b)`."""
-    given = sequence(layer, keras.layers.SimpleRNNCell, *args, **kwargs)
-    if given is None:
-        return NotImplemented
-    activation = layer.cell.activation or keras.activations.linear
-
-    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
-        return [activation(z + r)]
-
-    return _single(layer, call, given, given.states, step)
-
-
-@rule(keras.layers.LSTM)
-def lstm(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Computes an LSTM with gates in the order i, f, c, o of `x W + h U + b`."""
-    given = sequence(layer, keras.layers.LSTMCell, *args, **kwargs)
-    if given is None:
-        return NotImplemented
-    activation, gate = layer.cell.activation, layer.cell.recurrent_activation
-
-    def step(z: tf.Tensor, r: tf.Tensor, states: list[tf.Tensor]) -> list[tf.Tensor]:
-        i, f, new, o = tf.split(z + r, 4, axis=1)
-        c = gate(f) * states[1] + gate(i) * activation(new)
-        return [gate(o) * activation(c), c]
-
-    return _single(layer, call, given, given.states, step)

@@ -9,10 +9,15 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.exponentials import exp_limit, is_beyond_exp
-from tfwd.numerics.causes.overflow import exploding_gradients, large_inputs, overflows_half
-from tfwd.numerics.details import rows_text
+from tfwd.numerics.causes.overflow import (
+    exp_limit,
+    exploding_gradients,
+    is_beyond_exp,
+    large_inputs,
+    overflows_half,
+)
 from tfwd.numerics.report import Cause, Measurement
+from tfwd.numerics.tensor_measurements import rows_text
 
 NORMALIZING = (
     "BatchNormalization",

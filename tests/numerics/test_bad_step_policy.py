@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.numerics.bad_steps import BadStepPolicy
+from tfwd.numerics.bad_step_policy import BadStepPolicy
 
 
 def test_raise_always_stops() -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
-from tfwd.numerics.bad_steps import BadStepPolicy
+from tfwd.numerics.bad_step_policy import BadStepPolicy
 from tfwd.numerics.checked_step import not_finite, tracked
 
 

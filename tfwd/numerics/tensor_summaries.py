@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 
 KINDS = {
     "output": "output",

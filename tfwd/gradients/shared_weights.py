@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfwd.gradients.embedding_gradients import Rows, scatter
 from tfwd.gradients.gradient_forms import OuterProduct, PerExampleGradient, Scale, blockwise, scaled
-from tfwd.gradients.rows import Rows, scatter
 
 
 class Scaled(NamedTuple):
