@@ -33,7 +33,7 @@ from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.gathered_gradients import GatheredGradients
+from tfwd.runs.training.gradient_accumulation import GatheredGradients
 from tfwd.runs.training.optimizer import find_averaging
 from tfwd.runs.workers.workers import Workers
 

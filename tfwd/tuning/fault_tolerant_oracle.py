@@ -22,9 +22,9 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from tfwd.tuning import record
+from tfwd.tuning import search_record
 from tfwd.tuning.space import hp_text
-from tfwd.tuning.watcher import Watcher
+from tfwd.tuning.trial_display import Watcher
 
 LOSSES_ALLOWED = 3
 
@@ -159,18 +159,18 @@ class FaultTolerantOracle(keras_tuner.Oracle):
             if hp.name not in saved or saved[hp.name].get_config() != hp.get_config()
         ]
         if different:
-            raise ValueError(record.rejection_message(self._project_dir, different))
+            raise ValueError(search_record.rejection_message(self._project_dir, different))
 
     def reload(self) -> None:
         try:
             super().reload()
         # The files may hold anything.
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+            if isinstance(error, ValueError) and not isinstance(error, search_record.NO_JSON):
                 raise  # of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
-            raise ValueError(record.damaged_message(what, error)) from error
+            raise ValueError(search_record.damaged_message(what, error)) from error
         lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
         if lost:  # a trial of that number would be run again and again
             raise ValueError(

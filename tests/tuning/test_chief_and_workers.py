@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tfwd.tuning import workers
+from tfwd.tuning import chief_and_workers
 from tfwd.tuning.oracles import make_oracle
 
 NAMES = ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT")
@@ -41,7 +41,7 @@ def shared(monkeypatch):
 def test_an_address_that_cannot_be(shared, name, address, port, words):
     shared(name, address, port)
     with pytest.raises(ValueError, match=words):
-        workers.check_address(workers.role())
+        chief_and_workers.check_address(chief_and_workers.role())
 
 
 def test_a_chief_listens_on_an_address_of_its_own(shared):
@@ -51,22 +51,22 @@ def test_a_chief_listens_on_an_address_of_its_own(shared):
         port = str(other.getsockname()[1])
         shared("chief", "127.0.0.1", port)
         with pytest.raises(ValueError, match=f"cannot listen on .*PORT={port}: .*in use"):
-            workers.check_address(workers.CHIEF)
-        workers.check_address(workers.WORKER)
-    workers.check_address(workers.CHIEF)
+            chief_and_workers.check_address(chief_and_workers.CHIEF)
+        chief_and_workers.check_address(chief_and_workers.WORKER)
+    chief_and_workers.check_address(chief_and_workers.CHIEF)
     shared("chief", "192.0.2.1", port)  # of the documentation, and of no machine
     with pytest.raises(ValueError, match="cannot listen on .*192.0.2.1"):
-        workers.check_address(workers.CHIEF)
+        chief_and_workers.check_address(chief_and_workers.CHIEF)
 
 
 def test_variables_that_are_empty(shared):
     shared(None, None, None)
-    assert workers.role() == workers.ALONE
+    assert chief_and_workers.role() == chief_and_workers.ALONE
     shared("one", None, None)
-    assert workers.role() == workers.ALONE
+    assert chief_and_workers.role() == chief_and_workers.ALONE
     shared("", "", "")
     with pytest.raises(ValueError, match="KERASTUNER_TUNER_ID is empty"):
-        workers.role()
+        chief_and_workers.role()
 
 
 def test_a_worker_says_what_it_waits_for_and_gives_up(shared):
@@ -76,8 +76,10 @@ def test_a_worker_says_what_it_waits_for_and_gives_up(shared):
         port = silent.getsockname()[1]
         shared("one", "127.0.0.1", str(port))
         lines, looks = [], []
-        with pytest.raises(workers.NoChief, match=f"no chief answered at 127.0.0.1:{port} in 0.7"):
-            workers.wait_for_chief(0.7, lines.append, lambda: looks.append(1))
+        with pytest.raises(
+            chief_and_workers.NoChief, match=f"no chief answered at 127.0.0.1:{port} in 0.7"
+        ):
+            chief_and_workers.wait_for_chief(0.7, lines.append, lambda: looks.append(1))
         assert lines == [f"waiting for the chief at 127.0.0.1:{port}, at most 0.7 seconds"]
         assert len(looks) > 1
 
@@ -85,7 +87,7 @@ def test_a_worker_says_what_it_waits_for_and_gives_up(shared):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            workers.wait_for_chief(1000, lines.append, stop)
+            chief_and_workers.wait_for_chief(1000, lines.append, stop)
 
 
 def test_seeds_that_numpy_does_not_take():

@@ -1,8 +1,7 @@
-"""`FaultTolerantTuner`: runs trials in one process, or as chief and workers on several machines.
+"""`FaultTolerantTuner`: a keras-tuner tuner whose search survives stops, crashes and lost workers.
 
-keras-tuner's variables define the roles: KERASTUNER_TUNER_ID (the chief's contains "chief"),
-KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT. This file adds signs of life, a pause between two
-requests for a trial, and a chief that ends when it cannot continue.
+It runs trials in one process, or as one of the processes of `chief_and_workers`. It adds signs of
+life, a pause between two requests for a trial, and a chief that ends when it cannot continue.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import io
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,118 +21,14 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd._graph import custom_gradient
-from tfwd.tuning import failures, record
-from tfwd.tuning.fault_tolerance import FaultTolerantOracle
-from tfwd.tuning.watcher import Watcher
+from tfwd.tuning import failures, search_record
+from tfwd.tuning.chief_and_workers import CHIEF, WORKER, check_address, role, wait_for_chief
+from tfwd.tuning.fault_tolerant_oracle import FaultTolerantOracle
+from tfwd.tuning.trial_display import Watcher
 
-CHIEF, WORKER, ALONE = "chief", "worker", "alone"
-_ID, _IP, _PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that never answered
-_LOOK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
 _BEATS_PER_TIMEOUT = 5
-
-
-def role() -> str:
-    """Returns `CHIEF`, `WORKER` or `ALONE`, the role of this process.
-
-    Raises:
-        ValueError: some of keras-tuner's three variables are set, and not all.
-    """
-    names = (_ID, _IP, _PORT)
-    for name in names:
-        if os.environ.get(name) == "":  # keras-tuner would use it as an address
-            raise ValueError(f"{name} is empty: give it a value, or unset it")
-    unset = [name for name in names if name not in os.environ]
-    if len(unset) == len(names) or unset == list(names[1:]):
-        return ALONE
-    if unset:
-        raise ValueError(f"{' and '.join(unset)} must be set too, to share a sweep")
-    return CHIEF if "chief" in os.environ[_ID] else WORKER
-
-
-def check_address(mine: str) -> None:
-    """Checks the chief's address in the variables, because gRPC would only retry.
-
-    Args:
-        mine: the role, from `role`. A chief must be able to listen at the address.
-
-    Raises:
-        ValueError: the port or the address is invalid, or another process uses it.
-    """
-    if mine == ALONE:
-        return
-    name, ip, port = (os.environ[variable] for variable in (_ID, _IP, _PORT))
-    if not name.isprintable():  # bytes that are not UTF-8 are not printable
-        raise ValueError(f"{_ID}={name!r}: give a name that can be printed")
-    if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise ValueError(f"{_PORT}={port}: give a whole number, 1 to 65535")
-    if ":" in ip and not (ip.startswith("[") and ip.endswith("]")):
-        raise ValueError(f"{_IP}={ip}: give an address without a port, one of IPv6 as [::1]")
-    try:
-        found = socket.getaddrinfo(ip.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ValueError(f"{_IP}={ip}: there is no such address ({error})") from error
-    if mine != CHIEF:
-        return
-    family, kind, _, _, address = found[0]
-    try:
-        with socket.socket(family, kind) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
-            tried.listen(1)  # fails if another process listens
-    except OSError as error:
-        raise ValueError(
-            f"the chief cannot listen on {_IP}={ip}, {_PORT}={port}: {error.strerror or error}; "
-            "give an address of this machine, and a port that nobody uses"
-        ) from error
-
-
-class NoChief(RuntimeError):
-    """Error: no chief answered in time. The message is for the user."""
-
-
-def wait_for_chief(
-    seconds: float, say: Callable[[str], object], check: Callable[[], object]
-) -> None:
-    """Waits until the chief answers.
-
-    Args:
-        seconds: float. The longest time to wait.
-        say: function that is called with a line if the worker must wait.
-        check: function that is called regularly. An exception in it ends the wait.
-
-    Raises:
-        NoChief: the chief did not answer.
-    """
-    import grpc
-    from keras_tuner.src import protos
-
-    where = f"{os.environ[_IP]}:{os.environ[_PORT]}"
-    end, said = time.monotonic() + seconds, False
-    with grpc.insecure_channel(where) as channel:
-        stub = protos.get_service_grpc().OracleStub(channel)
-        while True:
-            check()
-            left = end - time.monotonic()
-            try:
-                question = protos.get_service().GetSpaceRequest()
-                patience = max(min(_LOOK_SECONDS, left), 0.01)
-                stub.GetSpace(question, wait_for_ready=True, timeout=patience)
-                return
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise NoChief(f"the program at {where} is not the chief of a sweep") from error
-                if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-                    time.sleep(patience)
-            if left <= 0:
-                raise NoChief(
-                    f"no chief answered at {where} in {seconds:g} seconds: start it, with the same "
-                    f"{_IP} and {_PORT} and {_ID}=chief, or wait longer for it"
-                )
-            if not said:
-                say(f"waiting for the chief at {where}, at most {seconds:g} seconds")
-                said = True
 
 
 class FaultTolerantTuner(BaseTuner):
@@ -165,7 +59,7 @@ class FaultTolerantTuner(BaseTuner):
         self._chief_timeout, self._say = chief_timeout, say
         check_address(role())
         place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
-        record.check_files(os.path.join(*place))
+        search_record.check_files(os.path.join(*place))
         self._last_request_was_empty = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
@@ -189,9 +83,11 @@ class FaultTolerantTuner(BaseTuner):
         try:
             super().reload()
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, record.NO_JSON):
+            if isinstance(error, ValueError) and not isinstance(error, search_record.NO_JSON):
                 raise  # the oracle's own message
-            raise ValueError(record.damaged_message(self._get_tuner_fname(), error)) from error
+            raise ValueError(
+                search_record.damaged_message(self._get_tuner_fname(), error)
+            ) from error
 
     def search(self, *args: Any, **kwargs: Any) -> None:
         """Searches as keras-tuner does. The chief serves until every trial has ended.
