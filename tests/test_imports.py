@@ -249,7 +249,7 @@ def test_a_question_for_a_version_is_noticed(source: str) -> None:
         "import tensorflow as tf\ntf.keras.layers.Dense(1)",
         "from tfwd import _keras2",
         "from tfwd._keras3 import layers",
-        "from tfwd._keras_shared import scopes",
+        "from tfwd._keras_shared import substitution_scopes",
     ],
 )
 def test_internals_are_noticed(source: str) -> None:

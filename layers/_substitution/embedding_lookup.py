@@ -1,4 +1,4 @@
-"""Embedding tables: perturbs only the rows that are looked up.
+"""Perturbs only the rows of an embedding table that a call looks up.
 
 A lookup takes a few rows of a table that may be larger than the rest of the model. If a
 parametrization treats each entry separately, it can be applied to the raw rows alone. Each row gets

@@ -1,4 +1,4 @@
-"""Constants that a graph creates only once."""
+"""Constants that each graph creates only once, and then takes from a cache."""
 
 from __future__ import annotations
 

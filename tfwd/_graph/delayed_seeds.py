@@ -1,4 +1,4 @@
-"""Seeds that a graph cannot use before another tensor is computed."""
+"""Delays seeds: a graph cannot use them before another tensor is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that all workers do together, on what the chief alone reads, with the same errors."""
+"""Broadcasts to all workers what only the chief reads, and raises the same errors in all."""
 
 from __future__ import annotations
 

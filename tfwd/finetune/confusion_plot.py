@@ -1,4 +1,4 @@
-"""Draws a confusion matrix."""
+"""Plots the confusion matrix of a classifier as a PNG file."""
 
 from __future__ import annotations
 

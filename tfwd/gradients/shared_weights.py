@@ -1,4 +1,4 @@
-"""The moments of a weight with several uses: its gradients are summed before squaring.
+"""Computes the moments of a weight with several uses: sums its gradients before squaring.
 
     (sum_u g_ub)^2 = sum_u g_ub^2 + 2 sum_{u<v} g_ub g_vb
 

@@ -1,4 +1,4 @@
-"""Files that only the chief of several workers reads, and whose content all workers get."""
+"""A source of weights that only the chief of several workers reads, and that all workers get."""
 
 from __future__ import annotations
 

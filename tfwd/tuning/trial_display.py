@@ -1,4 +1,4 @@
-"""`Watcher`: base class of what shows the trials of a search."""
+"""`Watcher`: base class of the objects that display the trials of a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes in the computation of a model."""
+"""Rules for causes in layers, their gradients and the updates of weights."""
 
 from __future__ import annotations
 

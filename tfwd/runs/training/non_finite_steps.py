@@ -1,4 +1,4 @@
-"""Reaction of a run to a step that is not finite: stop, skip the step, or restore an epoch."""
+"""Reacts to a step of a run that is not finite: stops, skips the step, or restores an epoch."""
 
 from __future__ import annotations
 
