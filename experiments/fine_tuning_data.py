@@ -10,7 +10,7 @@ from fine_tuning_plan import BATCH, EXAMPLES, LENGTH, TASKS, TEST, VALID
 
 from tfwd.finetune.config import default_config
 from tfwd.finetune.data import batches
-from tfwd.finetune.data.vocabulary import Corpus, Encoded, read_corpus
+from tfwd.finetune.data.corpus import Corpus, Encoded, read_corpus
 
 POOL = 4  # batches whose texts are sorted by length together
 DEVIATION = 0.02  # of the first weights of the head

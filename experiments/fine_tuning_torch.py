@@ -37,7 +37,7 @@ from rich.console import Console
 
 from tfwd.finetune import schedule, scores
 from tfwd.finetune.data import batches
-from tfwd.finetune.data.vocabulary import Encoded
+from tfwd.finetune.data.corpus import Encoded
 
 
 class Classifier(torch.nn.Module):

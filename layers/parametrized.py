@@ -203,12 +203,12 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
     @property
     def reset_state(self) -> Any:
         """The wrapped layer's `reset_state()`, if it has one."""
-        return _keras.formulas.reset_states(self.layer)
+        return _keras.recurrent_layers.reset_states(self.layer)
 
     @property
     def reset_states(self) -> Any:
         """Keras 2's name of `reset_state`."""
-        return _keras.formulas.reset_states(self.layer)
+        return _keras.recurrent_layers.reset_states(self.layer)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Rejects quantization.

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import recurrent_call, sampled_calls
+from tfwd.layers._substitution import call_scopes, recurrent_call
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers._substitution.weight_perturbation import (
     PERTURBATION_ATTRIBUTES,
@@ -91,7 +91,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         arguments = {"initial_state": initial_state, "mask": mask}
         # Keras 3 treats a training flag that is a tensor as a second input, and then passes on no
         # mask.
-        arguments["mask"], _ = _keras.formulas.masks_of_sequences(sequences, arguments)
+        arguments["mask"], _ = _keras.recurrent_layers.masks_of_sequences(sequences, arguments)
         run, unperturbed = self._run, super().call
         return self._perturbed_call(run, (sequences,), arguments, training, unperturbed)
 
@@ -100,7 +100,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
         # Evaluation runs Keras's own code, so it is equal to the last bit.
-        fast = training or sampled_calls.is_sampling()
+        fast = training or call_scopes.is_sampling()
         run = functools.partial(recurrent_call.call, self) if fast else super().call
         return run(sequences, training=training, **arguments)
 

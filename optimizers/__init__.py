@@ -20,7 +20,7 @@ if __name__ != "tfwd.optimizers":
 
 from tfwd.optimizers import addons
 from tfwd.optimizers.apply_if_finite import ApplyIfFinite
-from tfwd.optimizers.averaging_callback import NonMonotonicASGDCallback
+from tfwd.optimizers.asgd_callback import NonMonotonicASGDCallback
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
 from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 

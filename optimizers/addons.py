@@ -17,7 +17,7 @@ from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers._updates.decay_rules import Choice, DecayRules
 from tfwd.optimizers.decoupled_weight_decay import DecoupledWeightDecay
-from tfwd.paths import compiled
+from tfwd.path_patterns import compiled
 
 
 class DecoupledWeightDecayExtension(DecoupledWeightDecay):

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._graph.tentative import Tentative, agreed
-from tfwd._keras import updates as _keras_updates
-from tfwd._keras import wrapped_optimizers
+from tfwd._graph.tentative_assignments import Tentative, agreed
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import all_finite
 
 
@@ -107,13 +106,13 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
         made = good | (consecutive > self.max_consecutive)
         self._consecutive.assign(consecutive)
         self._skipped.assign_add(tf.cast(~made, tf.int64))
-        update_log = _keras_updates.update_log(self)  # before another replica may leave
+        update_log = update_interception.update_log(self)  # before another replica may leave
 
         def step() -> tf.Tensor:
             if update_log is None:
                 make()
                 return tf.constant(True)
-            with _keras_updates.detect_update(self) as was_made:
+            with update_interception.detect_update(self) as was_made:
                 make()
                 return was_made()
 
@@ -163,11 +162,11 @@ def _made_if(
         # Updates of variables synchronize the replicas. They cannot do that in a branch that each
         # replica runs separately. So one branch contains the steps of all replicas.
         return context.merge_call(_made_together, args=(when, step))
-    by_methods = not sparse and all(map(_keras_updates.assigns_by_methods, leaves))
+    by_methods = not sparse and all(map(update_interception.assigns_by_methods, leaves))
     if not (by_methods and graphs.in_xla()):
         return tf.cond(when, step, lambda: tf.constant(False))
     # Under XLA a branch would copy all variables.
-    with Tentative() as tentative, _keras_updates.inlined(leaves):
+    with Tentative() as tentative, update_interception.inlined(leaves):
         tentative.decide(when)
         return step() & when
 

@@ -15,8 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import updates as _keras_updates
-from tfwd._keras import wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.dtypes import wide
 from tfwd.optimizers._updates.decay_rate import DecayRate
 from tfwd.optimizers._updates.decay_rules import Choice, DecayRow, DecayRules, DecayTable
@@ -265,7 +264,7 @@ class DecoupledWeightDecay(SumsRows):
                 return
             elif fraction is not None:
                 done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.waiting_for(leaf, done):
+            with update_interception.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 
         def before(leaf: Any) -> None:
@@ -274,8 +273,8 @@ class DecoupledWeightDecay(SumsRows):
                 on_every_replica(mine, lambda v: self._decay_unused(leaf, v))
 
         with (
-            _keras_updates.intercepted(leaves, step, before),
-            _keras_updates.without_warning_of_unused(),
+            update_interception.intercepted(leaves, step, before),
+            update_interception.without_warning_of_unused(),
         ):
             return super()._apply(grads, variables, make)
 

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, dtypes
-from tfwd._keras import updates as _keras_updates
+from tfwd._keras import update_interception
 from tfwd.optimizers._updates.repeated_rows import SumsRows
 from tfwd.optimizers._updates.replicas import on_every_replica
 
@@ -111,7 +111,9 @@ class NonMonotonicASGD(SumsRows):
         self._recent = own("recent", "float64", math.inf, shape=(n,))
         self._is_exchanged = own("is_exchanged", "bool", 0)
         self._averages = [
-            None if _keras_updates.is_overwritten(variable) else self._slot(variable, "average")
+            None
+            if update_interception.is_overwritten(variable)
+            else self._slot(variable, "average")
             for variable in variables
         ]
         # A variable in half precision cannot store its average exactly. While the average is in the
@@ -230,7 +232,7 @@ class NonMonotonicASGD(SumsRows):
                 "or call the optimizer's exchange() before training continues"
             ],
         )
-        with _keras_updates.detect_update(self) as was_made:
+        with update_interception.detect_update(self) as was_made:
             result = super()._apply(grads, variables, make)
             made = was_made()
         begun = _keras.variables.value(self._averaged_updates) >= 0

@@ -18,7 +18,7 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 
 # A module may import lower modules, and a package its own modules.
 HEIGHTS = {
-    0: {"tfwd._keras_shared", "tfwd.dtypes", "tfwd.atomic_files", "tfwd.paths"}
+    0: {"tfwd._keras_shared", "tfwd.dtypes", "tfwd.atomic_files", "tfwd.path_patterns"}
     | {"tfwd.optional_packages"},
     1: {"tfwd._keras2", "tfwd._keras3"},
     2: {"tfwd._keras"},
@@ -28,13 +28,13 @@ HEIGHTS = {
     6: {"tfwd.parametrizations"},
     7: {"tfwd.layers", "tfwd.optimizers"},
     8: {
-        "tfwd.activation_moments",
+        "tfwd.dropout_moment_matching",
         "tfwd.gradients",
         "tfwd.in_place",
         "tfwd.in_place_state",
         "tfwd.numerics",
     },
-    9: {"tfwd.callbacks", "tfwd.metrics", "tfwd.models", "tfwd.monte_carlo"},
+    9: {"tfwd.callbacks", "tfwd.metrics", "tfwd.parametrized_model", "tfwd.monte_carlo"},
     10: {"tfwd", "tfwd.tuning"},
     11: {"tfwd.runs"},
     12: {"tfwd.conversion", "tfwd.finetune", "tfwd.lm"},
@@ -132,8 +132,8 @@ def test_circles_are_found() -> None:
     # `imported` knows the modules of the sources, so the example uses their names.
     of_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfwd import "
     trees = {
-        "tfwd.rates": "def f():\n    import tfwd.paths",
-        "tfwd.paths": "from tfwd.dtypes import wide",
+        "tfwd.rates": "def f():\n    import tfwd.path_patterns",
+        "tfwd.path_patterns": "from tfwd.dtypes import wide",
         "tfwd.dtypes": of_types + "rates",
         "tfwd.atomic_files": "import tfwd.rates",
         "tfwd.numerics.__init__": "from tfwd.numerics import log",
@@ -141,7 +141,7 @@ def test_circles_are_found() -> None:
     }
     found = circles({name: ast.parse(source) for name, source in trees.items()})
     assert found == [
-        ["tfwd.dtypes", "tfwd.paths", "tfwd.rates"],
+        ["tfwd.dtypes", "tfwd.path_patterns", "tfwd.rates"],
         ["tfwd.numerics", "tfwd.numerics.log"],
     ]
 
@@ -249,7 +249,7 @@ def test_a_question_for_a_version_is_noticed(source: str) -> None:
         "import tensorflow as tf\ntf.keras.layers.Dense(1)",
         "from tfwd import _keras2",
         "from tfwd._keras3 import layers",
-        "from tfwd._keras_shared import scopes",
+        "from tfwd._keras_shared import substitution_scopes",
     ],
 )
 def test_internals_are_noticed(source: str) -> None:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from stacks import quick_rows
 
 import tfwd
-from tfwd import activation_moments, layers
+from tfwd import dropout_moment_matching, layers
 from tfwd import parametrizations as P
 
 K = keras.layers
@@ -27,9 +27,9 @@ def dropped(activation: str | None = "relu", **options) -> keras.Layer:
     return layer
 
 
-def moments(*args, **options) -> activation_moments.ActivationMoments:
+def moments(*args, **options) -> dropout_moment_matching.ActivationMoments:
     found = tfwd.moment_matching(*args, **options)
-    return activation_moments.ActivationMoments(found.mean.numpy(), found.stddev.numpy())
+    return dropout_moment_matching.ActivationMoments(found.mean.numpy(), found.stddev.numpy())
 
 
 def samples(kernel: np.ndarray, n: int) -> np.ndarray:
@@ -58,11 +58,11 @@ def sampled() -> np.ndarray:
 @pytest.mark.parametrize("block", [1 << 20, 50])
 @pytest.mark.parametrize("activation", FUNCTIONS)
 def test_moments_equal_the_moments_of_samples(activation, block, sampled, monkeypatch) -> None:
-    monkeypatch.setattr(activation_moments, "_BLOCK", block)
+    monkeypatch.setattr(dropout_moment_matching, "_BLOCK", block)
     n = 5001 if block == 50 else 20_000  # two draws in a block, and one in the last
     layer = dropped(activation)
     found = tf.function(lambda: tfwd.moment_matching(layer, X, n))()
-    found = activation_moments.ActivationMoments(found.mean.numpy(), found.stddev.numpy())
+    found = dropout_moment_matching.ActivationMoments(found.mean.numpy(), found.stddev.numpy())
     true = FUNCTIONS[activation](sampled)
     assert found.mean.shape == found.stddev.shape == (4, 5)
     error = true.std(0) * np.sqrt(1 / SAMPLES + 1 / n)

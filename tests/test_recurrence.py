@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from stacks import extended, quick_rows, soak
 
-from tfwd._graph import substitute
+from tfwd._graph import stateless_call
 from tfwd._recurrent import gru, lstm
 
 TIME, BATCH, FEATURES, UNITS = 7, 3, 5, 4
@@ -59,7 +59,7 @@ class Kind:
         def call() -> list:
             return layer(tf.transpose(x, [1, 0, 2]), initial_state=states, mask=mask)
 
-        y, *last = substitute.call(call, list(zip(layer.weights, values, strict=True))).outputs
+        y, *last = stateless_call.call(call, list(zip(layer.weights, values, strict=True))).outputs
         return tf.transpose(y, [1, 0, 2]), *last
 
     def problem(

@@ -43,13 +43,13 @@ from tfwd import (
     pretrained,
 )
 from tfwd._graph.custom_gradient import release_models
-from tfwd.activation_moments import moment_matching
+from tfwd.dropout_moment_matching import moment_matching
 from tfwd.in_place import added_parametrizations
 from tfwd.in_place_state import load_state, save_state
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
-from tfwd.layers._substitution.references import reset_references
-from tfwd.models import parametrize, unwrap
+from tfwd.layers._substitution.reference_weights import reset_references
 from tfwd.monte_carlo import predict_samples
+from tfwd.parametrized_model import parametrize, unwrap
 
 __all__ = [
     "__version__",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
+from tfwd._keras_shared.chief_broadcast import Lockstep
 from tfwd._keras_shared.interception import calls_of, computed_loss, patched
-from tfwd._keras_shared.lockstep import Lockstep
 from tfwd._keras_shared.own_code import is_of_keras, is_own_step
-from tfwd._keras_shared.scopes import present_graph
+from tfwd._keras_shared.substitution_scopes import present_graph
 from tfwd._keras_shared.tracking import track, untrack
 from tfwd._keras_shared.workers import (
     gather_bytes,
@@ -40,29 +40,31 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import (
-        calls,
+        call_interception,
+        convolutions,
         copies,
-        formulas,
         layers,
+        multi_worker_fit,
         ops,
+        recurrent_layers,
         training,
-        updates,
+        update_interception,
         variables,
-        workers,
         wrapped_optimizers,
     )
 else:
     from keras import ops
 
     from tfwd._keras3 import (
-        calls,
+        call_interception,
+        convolutions,
         copies,
-        formulas,
         layers,
+        multi_worker_fit,
+        recurrent_layers,
         training,
-        updates,
+        update_interception,
         variables,
-        workers,
         wrapped_optimizers,
     )
 
@@ -71,28 +73,29 @@ __all__ = [
     "IS_KERAS_2",
     "VERSIONS",
     "Lockstep",
-    "calls",
+    "call_interception",
     "calls_of",
     "computed_loss",
+    "convolutions",
     "copies",
-    "formulas",
     "gather_bytes",
     "has_workers",
     "is_chief",
     "is_of_keras",
     "is_own_step",
     "layers",
+    "multi_worker_fit",
     "ops",
     "own_path",
     "patched",
     "present_graph",
+    "recurrent_layers",
     "track",
     "training",
     "untrack",
-    "updates",
+    "update_interception",
     "variables",
     "worker_count",
     "worker_index",
-    "workers",
     "wrapped_optimizers",
 ]

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._graph.substitute import Result
-from tfwd.layers._substitution import nested_arguments, provable, reads
+from tfwd._graph.stateless_call import Result
+from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_reads
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
@@ -55,8 +55,8 @@ def analyse(
     Warns:
         UserWarning: If the call does not read a parametrized weight.
     """
-    reads.check_calls(name, owner)
-    signature = provable.signature(owner)
+    unsupported_reads.check_calls(name, owner)
+    signature = pure_layers.signature(owner)
     key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
         return _shared[key]
@@ -88,11 +88,13 @@ def _analysed(
         reason = f"it cannot be traced by itself ({type(error).__name__})"
         return CallAnalysis(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
-    reads.check(name, parametrized, filter(graph.reads, call.variables), reads.PAST_KERAS)
-    reads.check(name, parametrized, updated.values(), reads.ASSIGNED)
-    reads.warn_of_unread(name, parametrized, results[0].read)
+    unsupported_reads.check(
+        name, parametrized, filter(graph.reads, call.variables), unsupported_reads.PAST_KERAS
+    )
+    unsupported_reads.check(name, parametrized, updated.values(), unsupported_reads.ASSIGNED)
+    unsupported_reads.warn_of_unread(name, parametrized, results[0].read)
     nodes = list(graphs.nodes(graph, graph.get_operations()))
-    reads.warn_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
+    unsupported_reads.warn_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(graphs.has_users_gradient, nodes))
@@ -101,7 +103,9 @@ def _analysed(
     )
     if own_gradient:
         graph.differentiate(_differentiable(results))
-    reads.check(name, parametrized, filter(graph.reads, call.variables), reads.IN_BACKWARD)
+    unsupported_reads.check(
+        name, parametrized, filter(graph.reads, call.variables), unsupported_reads.IN_BACKWARD
+    )
     if not impure and (behind := graph.variables_read()):
         impure = f"it reads the variable '{behind[0].name}' in backward, in a custom gradient"
     losses = max(len(result.losses) for result in results)
@@ -130,7 +134,7 @@ def _why_impure(
     if draws:
         return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
     if kinds := [
-        kind for result in results if (kind := nested_arguments.opaque_class(result.outputs))
+        kind for result in results if (kind := packed_arguments.opaque_class(result.outputs))
     ]:
         return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
     return ""
@@ -151,7 +155,7 @@ def _why_not_here(
 
 
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
-    outputs = [t for r in results for t in nested_arguments.flatten((r.outputs, r.losses))]
+    outputs = [t for r in results for t in packed_arguments.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 

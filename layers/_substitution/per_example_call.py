@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._random import example_masks
-from tfwd.layers._substitution import overridden_methods, weight_selection
+from tfwd.layers._substitution import pure_layers, weight_selection
 from tfwd.layers._substitution.substituted_call import outer_wrappers
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import chain
@@ -191,7 +191,7 @@ def _why_not(layer: Any) -> str:
         if _keras.layers.sublayers(layer):
             wrap = " and not to the wrapped layer itself (tfwd.parametrize wraps each layer itself)"
         return f"belongs to a layer of type {type(layer).__name__}{wrap}"
-    if not overridden_methods.is_plain(layer, kind):
+    if not pure_layers.is_plain(layer, kind):
         return (
             f"belongs to a {kind.__name__} layer with custom code, LoRA, quantization or an "
             "activity regularizer"

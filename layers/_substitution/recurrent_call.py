@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._recurrent import gru, lstm
-from tfwd.layers._substitution import overridden_methods, sampled_calls
+from tfwd.layers._substitution import call_scopes, pure_layers
 
 
 class _Kind(NamedTuple):
@@ -96,7 +96,7 @@ def call(
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)
-    return _keras.formulas.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
+    return _keras.recurrent_layers.call_with_loop(layer, kind.gates, loop, sequences, **arguments)
 
 
 def fast_or_plain_call(
@@ -117,7 +117,7 @@ def fast_or_plain_call(
         training: bool. Training flag. Default False.
         **given: Keyword arguments.
     """
-    if not (training or sampled_calls.is_sampling()):
+    if not (training or call_scopes.is_sampling()):
         return otherwise(sequences, *states, training=training, **given)
     if not isinstance(sequences, tf.Tensor):
         return otherwise(sequences, *states, training=training, **given)
@@ -125,7 +125,7 @@ def fast_or_plain_call(
     past_masks = otherwise is not layer
     if past_masks:
         return call(layer, sequences, training=training, **given)
-    applied, carried = _keras.formulas.masks_of_sequences(sequences, given)
+    applied, carried = _keras.recurrent_layers.masks_of_sequences(sequences, given)
     sequences = _keras.layers.converted(layer, sequences)
     outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
     # Attach the masks that the layer would attach: both branches of a `tf.cond` must return the
@@ -140,7 +140,7 @@ def fast_or_plain_call(
 def is_plain(layer: keras.Layer) -> bool:
     """Returns True if a call of the layer computes the same as `call`, without custom code."""
     kind = _kind(layer)
-    return kind is not None and overridden_methods.is_plain(layer, kind.layer)
+    return kind is not None and pure_layers.is_plain(layer, kind.layer)
 
 
 def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
@@ -149,10 +149,10 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     cell: Any = layer.cell
     return (
         kind is not None
-        and overridden_methods.is_plain(layer, kind.layer, ours=True)
+        and pure_layers.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
-        and overridden_methods.is_plain(cell, kind.cell)
-        and _keras.formulas.has_plain_loop(layer)
+        and pure_layers.is_plain(cell, kind.cell)
+        and _keras.recurrent_layers.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
         and getattr(cell, "reset_after", True)  # else a GRU's candidate has another product

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph.constants import constant
+from tfwd._graph.cached_constants import constant
 from tfwd._random import seeds
 from tfwd.layers._substitution.weight_patterns import QUANTIZED
 

@@ -20,11 +20,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, rates, training_flag
-from tfwd._graph import recompute, substitute
+from tfwd._graph import recompute, stateless_call
 from tfwd._random import random_masks
-from tfwd.layers._substitution import packing, recomputed_calls
+from tfwd.layers._substitution import call_scopes, packed_arguments
 from tfwd.layers._substitution.attribute_snapshots import Attributes
-from tfwd.layers._substitution.references import References, read
+from tfwd.layers._substitution.reference_weights import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
@@ -132,12 +132,12 @@ class SubstitutedCall:
         self.wrappers = outer_wrappers()
         self._state = _keras.layers.CallState()
         self._given = args, kwargs
-        self._arguments = packing.Arguments(args, dict(kwargs))
+        self._arguments = packed_arguments.Arguments(args, dict(kwargs))
         if training is False or not targeted:
             state = tf.zeros([2], tf.int64)
         else:
             if any(one.stochastic for _, p in targeted for one in p.elements()):
-                recomputed_calls.check(name)
+                call_scopes.check_not_recomputed(name)
             state = draws.next(training)
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
@@ -203,7 +203,7 @@ class SubstitutedCall:
         """Returns True if backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
-    def run_once(self, training: bool) -> substitute.Result:
+    def run_once(self, training: bool) -> stateless_call.Result:
         """Makes the call directly: updates are made, and effective weights are stored."""
         references = self._references
         weights = self._effective(self._raw, training, self.seeds, references)
@@ -212,7 +212,7 @@ class SubstitutedCall:
 
     def run(
         self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         """Makes the call with a custom gradient, or in branches. Its updates are returned.
 
         Args:
@@ -222,8 +222,8 @@ class SubstitutedCall:
         """
         branches = None
         if not isinstance(self.training, bool):
-            branches = packing.Branches(analysis.updated, analysis.losses)
-        packed = packing.Results(self.name, self._arguments, branches)
+            branches = packed_arguments.Branches(analysis.updated, analysis.losses)
+        packed = packed_arguments.Results(self.name, self._arguments, branches)
         capture = not analysis.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
@@ -305,7 +305,7 @@ class SubstitutedCall:
 
     def evaluate(
         self, training: bool, tensors: list, seeds: list, weights: list, capture: bool
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         """Calls the layer on effective weights."""
         inputs = len(self._arguments.tensors)
         args, kwargs = self._arguments.rebuild(tensors[:inputs])
@@ -318,7 +318,7 @@ class SubstitutedCall:
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
 
-    @recomputed_calls.repeats_draws
+    @call_scopes.repeats_draws
     def _call(
         self,
         args: tuple,
@@ -330,13 +330,13 @@ class SubstitutedCall:
         weights: list,
         others: list[tuple[keras.Variable, tf.Tensor]],
         capture: bool = False,
-    ) -> substitute.Result:
+    ) -> stateless_call.Result:
         links = zip(self.targeted, self._bound(training, seeds, references), strict=True)
         bound = {id(target.variable): link for (target, _), link in links}
         wrapper = OuterWrapper(raw, bound, {}, references)
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):
-            result = substitute.call(
+            result = stateless_call.call(
                 lambda: self.function(*args, training=training, **kwargs),
                 [*others, *effective],
                 capture,

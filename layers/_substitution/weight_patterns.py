@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import keras
 
 from tfwd import _keras
-from tfwd.paths import compiled, matches
+from tfwd.path_patterns import compiled, matches
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ and a seed. It runs the layer with the effective values in place of the variable
 `tfwd._graph.recompute` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This needs a proof that the layer computes the same again (see `call_analysis` and `provable`).
+This needs a proof that the layer computes the same again (see `call_analysis` and `pure_layers`).
 Other layers store their effective weights.
 """
 
@@ -20,24 +20,23 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import custom_gradient, graphs, substitute
+from tfwd._graph import custom_gradient, graphs, stateless_call
 from tfwd.layers._substitution import (
     call_analysis,
-    hooks,
-    lookup,
-    overridden_methods,
+    call_scopes,
+    embedding_lookup,
+    method_hooks,
     per_example_call,
-    provable,
-    reads,
-    references,
-    sampled_calls,
+    pure_layers,
+    reference_weights,
+    unsupported_reads,
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import Attributes
-from tfwd.layers._substitution.gains import Gains
-from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
+from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_selection import (
     Parametrizations,
     Target,
@@ -135,7 +134,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     def _calls_subject(self) -> bool:
         """Returns True if no parametrization in place comes between this call and the subject's."""
         subject = self._subject()
-        return subject is self or not hooks.is_hooked(subject)
+        return subject is self or not method_hooks.is_hooked(subject)
 
     def _all_parametrizations(self) -> list[Parametrizations]:
         """Returns the parametrizations of this layer and of the layers inside it."""
@@ -156,7 +155,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
             per_example_call.check(layer, targeted)
-            reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
+            unsupported_reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
             if self.references is not None:
                 self.references.create(targeted)
             cache.targeted, cache.targeted_from = targeted, weights
@@ -181,7 +180,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
-        if sampled := sampled_calls.is_sampling():
+        if sampled := call_scopes.is_sampling():
             unperturbed = _under(unperturbed or function, flag)
             function, flag = _under(function, flag), True
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
@@ -195,11 +194,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self.draws.next(flag)  # a rate of 0 draws nothing, but the call counts
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
-        is_lookup = overridden_methods.is_plain(
-            subject, keras.layers.Embedding, ours=subject is self
-        )
+        is_lookup = pure_layers.is_plain(subject, keras.layers.Embedding, ours=subject is self)
         is_lookup = is_lookup and self._calls_subject()
-        looks_up = is_lookup and lookup.is_possible(subject, targeted, args, kwargs)
+        looks_up = is_lookup and embedding_lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:
             (ids,) = (*args, *kwargs.values())
             function, variables, args, kwargs = subject, subject.weights, (), {}
@@ -220,15 +217,15 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
             self._begun_references(flag),
         )
         if looks_up:
-            return lookup.looked_up_rows(call, subject, ids)
+            return embedding_lookup.looked_up_rows(call, subject, ids)
         return self._sampled_run(call) if sampled else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
         owner = self._owner()
         if not outer_wrappers():
-            references.copy_due_references(owner, training)
-        return references.variables(owner)
+            reference_weights.copy_due_references(owner, training)
+        return reference_weights.variables(owner)
 
     def _perturbed_run(self, call: SubstitutedCall) -> Any:
         """Makes the call, and passes its updates and losses to Keras."""
@@ -236,7 +233,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         owner = self._owner()
         # Layers behave differently after they are frozen or unfrozen, or parametrized in place.
         flags = tuple(layer.trainable for layer in _keras.layers.all_layers(owner))
-        key = (*call.key(), flags, tuple(map(id, hooks.links_in(owner))))
+        key = (*call.key(), flags, tuple(map(id, method_hooks.links_in(owner))))
         analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
@@ -248,16 +245,18 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         recompute = recompute and not (graphs.is_saving() or graphs.in_branch_of_loop())
         again = recompute and call.runs_again()
         if again:
-            recompute = again = not analysis.taken and provable.is_keras_own(owner)
+            recompute = again = not analysis.taken and pure_layers.is_keras_own(owner)
         before = Attributes(owner) if again else None
         watch = contextlib.nullcontext() if analysis.seen else graphs.Accesses()
-        with watch as accesses, reads.kept_tensors_explained(name):
+        with watch as accesses, unsupported_reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:
                 result = call.run_once(call.training)
             else:
                 result = call.run(analysis, recompute, before)
         if accesses is not None:
-            reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
+            unsupported_reads.check(
+                name, names, filter(accesses.has, call.variables), unsupported_reads.PAST_KERAS
+            )
         if key not in self._call_cache.analyses:
             self._call_cache.analyses[key] = analysis
             if warned:
@@ -270,7 +269,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         custom_gradient.follow()  # else a custom gradient of Keras would keep the model forever
         for loss in result.losses:
             _keras.layers.add_loss(owner, loss)
-        substitute.assign(result.updates)
+        stateless_call.assign(result.updates)
         return result.outputs
 
     def _check_has_weights(self) -> None:
@@ -301,10 +300,12 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         name: str = self.name  # type: ignore[attr-defined]
         owner = self._owner()
         names = {id(target.variable): target.name for target, _ in call.targeted}
-        reads.check_calls(name, owner)
-        with graphs.Accesses() as accesses, reads.kept_tensors_explained(name):
+        unsupported_reads.check_calls(name, owner)
+        with graphs.Accesses() as accesses, unsupported_reads.kept_tensors_explained(name):
             result = call.run_once(True)
-        reads.check(name, names, filter(accesses.has, call.variables), reads.PAST_KERAS)
+        unsupported_reads.check(
+            name, names, filter(accesses.has, call.variables), unsupported_reads.PAST_KERAS
+        )
         custom_gradient.follow()
         return result.outputs
 
@@ -402,7 +403,7 @@ def owned_parametrizations(
         ahead: int. Number of calls from now.
         outside: Each `InPlace` that is left out, because it acts around the layer. Default none.
     """
-    hook = hooks.hook_of(layer)
+    hook = method_hooks.hook_of(layer)
     links = [] if hook is None else hook.links
     # A link of an outer layer has computed the weight for all layers inside.
     links = [x for x in links if id(variable) in x.substituted and x.in_place not in outside]

@@ -5,7 +5,7 @@ Import them with `from tfwd.layers import transformer as T`.
 
 from tfwd.layers.transformer.attention import Attention, SelfAttention
 from tfwd.layers.transformer.bert import Bert
-from tfwd.layers.transformer.bimodal import BiModalEncoder, Connection
+from tfwd.layers.transformer.bimodal_encoder import BiModalEncoder, Connection
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published import mapping
 from tfwd.layers.transformer.layer import TransformerLayer

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite import Composite, built, initializer
-from tfwd.layers.transformer.inputs import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks, position_mask
 from tfwd.layers.transformer.scores import masked_scores
 
 

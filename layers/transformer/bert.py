@@ -12,7 +12,7 @@ from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs, position_mask
 from tfwd.layers.transformer.pooler import Pooler
 from tfwd.layers.transformer.stack import TransformerStack
 

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
+from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks, position_mask
 from tfwd.layers.transformer.layer import TransformerLayer
 
 

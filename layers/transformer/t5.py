@@ -12,7 +12,7 @@ from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import InputChecks, TokenIdInputs
+from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
 from tfwd.layers.transformer.t5_stack import T5Stack
 
 

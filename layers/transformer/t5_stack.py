@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite
 from tfwd.layers.transformer.composite import built
 from tfwd.layers.transformer.formats.published import Published
-from tfwd.layers.transformer.inputs import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks, position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.t5_layer import T5Layer

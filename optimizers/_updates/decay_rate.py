@@ -11,8 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import updates as _keras_updates
-from tfwd._keras import wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 
 SCALES = ("absolute", "learning_rate", "schedule")
 
@@ -110,7 +109,7 @@ class DecayRate:
         """
         decay = self.weight_decay
         if isinstance(decay, keras.optimizers.schedules.LearningRateSchedule):
-            decay = decay(_keras_updates.schedule_step(leaf))
+            decay = decay(update_interception.schedule_step(leaf))
         elif not (self._is_constant or self._is_variable):
             decay = decay()
         decay = _scalar(decay, dtype)

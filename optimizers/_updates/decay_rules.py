@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfwd import _keras
-from tfwd._keras import updates as _keras_updates
-from tfwd.paths import compiled, matches
+from tfwd._keras import update_interception
+from tfwd.path_patterns import compiled, matches
 
 
 class Choice(NamedTuple):
@@ -116,7 +116,7 @@ class DecayRules:
         return [self._choice(v, path) for v, path in zip(variables, paths, strict=True)]
 
     def _choice(self, variable: Any, path: str) -> Choice:
-        if _keras_updates.is_overwritten(variable):
+        if update_interception.is_overwritten(variable):
             return Choice(0.0, "its gradient is its new value")
         if "float" not in _keras.variables.dtype_name(variable):
             return Choice(0.0, f"of dtype {_keras.variables.dtype_name(variable)}")

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import updates as _keras_updates
-from tfwd._keras import wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 
 
 def summed(gradient: Any) -> Any:
@@ -68,7 +67,7 @@ class SumsRows(_keras.wrapped_optimizers.OptimizerWrapper):
         sparse = any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if not (sparse and self.sum_repeated_rows):
             return super()._apply(grads, variables, make)
-        with _keras_updates.rows_summed(wrapped_optimizers.leaves(self.inner), summed):
+        with update_interception.rows_summed(wrapped_optimizers.leaves(self.inner), summed):
             return super()._apply(grads, variables, make)
 
     def get_config(self) -> dict[str, Any]:

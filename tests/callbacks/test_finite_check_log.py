@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.magnitude_plot import COLUMNS, Magnitudes
 
 pytestmark = SOAK_ON_KERAS_2

@@ -182,7 +182,7 @@ def test_page_and_plot_are_made_of_any_part_of_the_runs(tmp_path, monkeypatch, s
 def test_batches_have_similar_lengths_and_all_texts():
     import fine_tuning_data as data
 
-    from tfwd.finetune.data.vocabulary import Encoded
+    from tfwd.finetune.data.corpus import Encoded
 
     generator = np.random.default_rng(0)
     ids = [np.ones(length, np.int32) for length in generator.integers(3, 48, 300)]

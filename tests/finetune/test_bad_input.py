@@ -19,9 +19,9 @@ from stacks import SOAK_ON_KERAS_2, extended
 from tfwd.finetune.commands import classify
 from tfwd.finetune.commands import train as program
 from tfwd.finetune.config import SCHEMA, default_config
-from tfwd.finetune.data import examples, vocabulary
+from tfwd.finetune.data import corpus, examples
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 
 pytestmark = SOAK_ON_KERAS_2
 
@@ -372,10 +372,10 @@ def test_a_part_of_train_is_valid(tmp_path):
     folder = write_data(tmp_path / "data", [("train", 0, 20), ("test", 0, 4)])
     config = default_config()
     config.data.update({"path": str(folder), "valid_share": 0.25, "train_examples": 12})
-    parts = vocabulary.load_splits(config.data).parts
+    parts = corpus.load_splits(config.data).parts
     assert {name: len(part) for name, part in parts.items()} == {
         "train": 12,
         "valid": 10,
         "test": 8,
     }
-    assert vocabulary.load_splits(config.data).parts == parts
+    assert corpus.load_splits(config.data).parts == parts

@@ -9,7 +9,6 @@ from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.finetune import published
 from tfwd.finetune.data import batches
-from tfwd.finetune.dropout import Dropout
 from tfwd.finetune.model import (
     classifier_of,
     make_model,
@@ -18,6 +17,7 @@ from tfwd.finetune.model import (
     reinitialize,
 )
 from tfwd.finetune.program import PROGRAM
+from tfwd.finetune.resumable_dropout import Dropout
 from tfwd.layers import transformer as T
 from tfwd.runs.errors import UserError
 

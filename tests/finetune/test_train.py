@@ -9,7 +9,7 @@ from training_tools import StopAfter
 
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM
-from tfwd.layers._substitution.references import variables
+from tfwd.layers._substitution.reference_weights import variables
 from tfwd.runs.errors import UserError
 from tfwd.runs.training import several_seeds, train
 from tfwd.runs.training.signals import Stopped, StopRequest

@@ -11,7 +11,7 @@ from stacks import quick_rows
 from tables import with_slow_rest
 
 from tfwd import _keras, gradients
-from tfwd._graph import substitute
+from tfwd._graph import stateless_call
 
 L = keras.layers
 
@@ -71,7 +71,7 @@ def test_a_captured_call_does_not_change_later_draws(traced: bool) -> None:
         return gradients.moments(model, x, y, "mse", training=True).mean_square
 
     def run() -> list[tf.Tensor]:
-        return substitute.call(compute, [], capture=True).outputs
+        return stateless_call.call(compute, [], capture=True).outputs
 
     once = tf.function(run) if traced else run
     rewind = rewinding(model)

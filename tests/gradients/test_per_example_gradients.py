@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd.gradients import combine, gradient_forms, rows
+from tfwd.gradients import embedding_gradients, gradient_forms, shared_weights
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient
 
 RANDOM = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def test_rows_with_ids_that_repeat_and_count_from_the_end() -> None:
     each = np.zeros((4, 4, 2))
     for b in range(4):
         np.add.at(each[b], ids[b] % 4, d[b])
-    check(rows.Rows(tf.constant(ids), tf.constant(d), 4), each)
+    check(embedding_gradients.Rows(tf.constant(ids), tf.constant(d), 4), each)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_uses_are_summed_before_they_are_squared() -> None:
     ids = tf.constant([[1, 1, 3], [0, 2, 0], [3, 3, 1], [2, 0, 2]])
-    some = rows.Rows(ids, tf.constant(RANDOM.normal(size=(4, 3, 2))), 4)
+    some = embedding_gradients.Rows(ids, tf.constant(RANDOM.normal(size=(4, 3, 2))), 4)
     outer = OuterProduct(
         tf.constant(RANDOM.normal(size=(4, 9, 4))), tf.constant(RANDOM.normal(size=(4, 9, 2)))
     )
@@ -71,7 +71,7 @@ def test_uses_are_summed_before_they_are_squared() -> None:
         [(some, None), (some, mask), (outer, None), (outer, None), (given, None)],
     ):
         each = sum(t.gradients() * (1 if scale is None else scale) for t, scale in uses)
-        total, squares = combine.sums([combine.Scaled(*use) for use in uses], 0.25)
+        total, squares = shared_weights.sums([shared_weights.Scaled(*use) for use in uses], 0.25)
         np.testing.assert_allclose(total, tf.reduce_sum(each, 0) / 4, atol=1e-12)
         np.testing.assert_allclose(squares, tf.reduce_sum(each**2, 0) / 4, atol=1e-12)
 
@@ -81,7 +81,7 @@ def test_embedding_makes_nothing_of_the_size_of_batch_times_table() -> None:
 
     @tf.function
     def run(ids: tf.Tensor, d: tf.Tensor) -> tuple:
-        return rows.Rows(ids, d, 50_000).sums()
+        return embedding_gradients.Rows(ids, d, 50_000).sums()
 
     graph = run.get_concrete_function(
         tf.TensorSpec([64, 32], tf.int32), tf.TensorSpec([64, 32, 16])

@@ -61,13 +61,13 @@ def test_an_error_in_a_call_leaves_nothing_behind(graph: bool) -> None:
 def test_an_interruption_leaves_the_model_as_it_was(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfwd.layers._substitution import hooks
+    from tfwd.layers._substitution import method_hooks
     from tfwd.layers._substitution.in_place import installation
 
     model = made(stack, X)
     expected = model(X)
     before = [set(vars(layer)) for layer in _keras.layers.all_layers(model)]
-    own, times = hooks.add, []
+    own, times = method_hooks.add, []
 
     def interrupted(*args: Any) -> None:
         own(*args)
@@ -80,7 +80,7 @@ def test_an_interruption_leaves_the_model_as_it_was(
             times.append(1)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(hooks, "add", interrupted)
+    monkeypatch.setattr(method_hooks, "add", interrupted)
     if not at:
         monkeypatch.setattr(installation._keras, "track", untracked)
     with pytest.raises(KeyboardInterrupt):

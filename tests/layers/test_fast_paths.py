@@ -12,7 +12,7 @@ from stacks import IS_KERAS_2, needs_keras3
 
 from tfwd import layers
 from tfwd._recurrent import gru, lstm
-from tfwd.layers._substitution import lookup, recurrent_call
+from tfwd.layers._substitution import embedding_lookup, recurrent_call
 
 IDS = tf.constant([[1, 2, 0]])
 X = tf.random.stateless_normal([2, 3, 4], [1, 2])
@@ -137,8 +137,10 @@ def test_subclasses_that_only_add_are_still_fast(kind: Any, monkeypatch) -> None
 
 @pytest.mark.parametrize("make", [embedding, lambda: layers.DropoutEmbedding(5, 4, 0.5)])
 def test_plain_embeddings_are_looked_up(make: Any, monkeypatch) -> None:
-    taken, own = [], lookup.looked_up_rows
-    monkeypatch.setattr(lookup, "looked_up_rows", lambda *a: (taken.append(1), own(*a))[1])
+    taken, own = [], embedding_lookup.looked_up_rows
+    monkeypatch.setattr(
+        embedding_lookup, "looked_up_rows", lambda *a: (taken.append(1), own(*a))[1]
+    )
     layer = make()
     if not hasattr(layer, "draws"):
         layer = layers.WeightDropout(layer, 0.5, seed=1)

@@ -15,7 +15,7 @@ from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
-from tfwd.runs.training.divergence import Diverged
+from tfwd.runs.training.non_finite_steps import Diverged
 from tfwd.runs.training.signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2

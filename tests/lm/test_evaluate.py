@@ -12,8 +12,8 @@ from tfwd.lm.commands import evaluate
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.evaluation import evaluate as loop_evaluate
 from tfwd.lm.program import load
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 
 pytestmark = SLOW_ON_KERAS_2
 

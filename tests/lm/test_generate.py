@@ -9,8 +9,8 @@ from stacks import extended
 from tfwd.lm import sampling
 from tfwd.lm.commands import generate
 from tfwd.lm.program import load
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 from tfwd.runs.storage import checkpoint
 
 

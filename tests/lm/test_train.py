@@ -18,8 +18,8 @@ from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.program import PROGRAM
 from tfwd.lm.trainer import Trainer
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.training.signals import Stopped, StopRequest

@@ -45,12 +45,12 @@ BY_HAND = "tests/layers/transformer/test_by_hand.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
-LOCKSTEP = "tfwd/_keras_shared/lockstep.py"
+LOCKSTEP = "tfwd/_keras_shared/chief_broadcast.py"
 SHARED = ("tests/distribute/test_load.py",)
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
 IN_PLACE = "layers/_substitution/in_place/"
-LINK = f"{IN_PLACE}link.py"
+LINK = f"{IN_PLACE}layer_call.py"
 PARAMETRIZATION = f"{IN_PLACE}parametrization_in_place.py"
 INSTALLATION = f"{IN_PLACE}installation.py"
 LAYER_KINDS = "tests/in_place/test_layer_kinds.py"
@@ -96,7 +96,7 @@ DEFECTS = [
     Defect(
         "in backward the draw is made too early: its seed does not wait for the gradient",
         "tfwd/_random/dropout_and_noise.py",
-        "(late,) = waiting.seeds_after([seed], [upstream])",
+        "(late,) = delayed_seeds.seeds_after([seed], [upstream])",
         "late = seed",
         ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),
@@ -172,35 +172,35 @@ DEFECTS = [
     ),
     Defect(
         "a gain begins as one and not as the length of the weight",
-        "layers/_substitution/gains.py",
+        "layers/_substitution/trainable_gains.py",
         "return element.first_reference(_keras.variables.value(target.variable))",
         "return tf.ones(shape)",
         (GAINS,),
     ),
     Defect(
         "a gain keeps the length of a weight that is loaded",
-        "layers/_substitution/references.py",
+        "layers/_substitution/reference_weights.py",
         "if id(gain.weight) in ids and id(gain.value) not in ids:",
         "if False:",
         (GAINS,),
     ),
     Defect(
         "a folded layer has the raw weight",
-        "layers/_substitution/folding.py",
+        "layers/_substitution/folded_layers.py",
         "values[positions[id(target.variable)]] = value",
         "pass",
         (GAINS,),
     ),
     Defect(
         "moments of a dropped kernel have the variance of one kept entry",
-        "tfwd/activation_moments.py",
+        "tfwd/dropout_moment_matching.py",
         "stddev = tf.sqrt((1.0 - keep) / keep * squares)",
         "stddev = tf.sqrt((1.0 - keep) * squares)",
         ("tests/test_moment_matching.py",),
     ),
     Defect(
         "joined blocks of draws lose the distance of their means",
-        "tfwd/activation_moments.py",
+        "tfwd/dropout_moment_matching.py",
         "one[1] + other[1] + first * share * tf.square(distance)",
         "one[1] + other[1]",
         ("tests/test_moment_matching.py",),
@@ -349,7 +349,7 @@ DEFECTS = [
     ),
     Defect(
         "predict_samples copies Mixout's references for good",
-        "layers/_substitution/references.py",
+        "layers/_substitution/reference_weights.py",
         "            taken.assign(False)\n",
         "            pass\n",
         ("tests/monte_carlo/test_samples.py",),
@@ -371,7 +371,7 @@ DEFECTS = [
     Defect(
         "what a wrapped layer updates, such as statistics, is lost",
         "layers/_substitution/weight_perturbation.py",
-        "substitute.assign(result.updates)",
+        "stateless_call.assign(result.updates)",
         "pass",
         ("tests/layers/test_transparency.py", "-k", "statistics_of_the_batch"),
     ),
@@ -402,13 +402,13 @@ DEFECTS = [
         "the decay comes after the step",
         "optimizers/decoupled_weight_decay.py",
         """                done = decay(variable, fraction, self._start(variable))
-            with _keras_updates.waiting_for(leaf, done):
+            with update_interception.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         """                own(gradient, variable, rate)
                 decay(variable, fraction, self._start(variable))
                 return
-            with _keras_updates.waiting_for(leaf, done):
+            with update_interception.waiting_for(leaf, done):
                 own(gradient, variable, rate)
 """,
         DECAY,
@@ -423,8 +423,8 @@ DEFECTS = [
     Defect(
         "the schedule of the decay is a step behind",
         "optimizers/_updates/decay_rate.py",
-        "decay = decay(_keras_updates.schedule_step(leaf))",
-        "decay = decay(_keras_updates.schedule_step(leaf) - 1)",
+        "decay = decay(update_interception.schedule_step(leaf))",
+        "decay = decay(update_interception.schedule_step(leaf) - 1)",
         DECAY,
     ),
     Defect(
@@ -444,7 +444,7 @@ DEFECTS = [
     # Moments of gradients
     Defect(
         "the squared moment of a dropped weight is not masked",
-        "tfwd/gradients/combine.py",
+        "tfwd/gradients/shared_weights.py",
         "first, second = scale * first, scale * scale * second",
         "first, second = scale * first, second",
         ("tests/gradients/test_weights.py",),
@@ -465,7 +465,7 @@ DEFECTS = [
     ),
     Defect(
         "the two uses of one weight are squared apart",
-        "tfwd/gradients/combine.py",
+        "tfwd/gradients/shared_weights.py",
         "squares = squares + product",
         "pass",
         (RULES, "-k", "tied_embedding or used_twice"),
@@ -572,7 +572,7 @@ DEFECTS = [
     ),
     Defect(
         "what is not finite reaches the weights",
-        "tfwd/_graph/tentative.py",
+        "tfwd/_graph/tentative_assignments.py",
         "gated = tf.where(good, new, before)",
         "gated = new",
         (*FINITE, "tests/optimizers/test_apply_if_finite.py"),
@@ -600,7 +600,7 @@ DEFECTS = [
     ),
     Defect(
         "going back to an epoch leaves the optimizer's variables",
-        "tfwd/numerics/checked_step/variables.py",
+        "tfwd/numerics/checked_step/tracked_variables.py",
         "found += [v for optimizer in optimizers "
         "for v in _keras_training.optimizer_state(optimizer)]",
         "found += []",
@@ -629,7 +629,7 @@ DEFECTS = [
     ),
     Defect(
         "a layer that draws is run again by tf.recompute_grad",
-        "layers/_substitution/recomputed_calls.py",
+        "layers/_substitution/call_scopes.py",
         "if frame.f_code in _recomputing:",
         "if False:",
         ("tests/layers/test_recomputed_calls.py",),
@@ -671,10 +671,10 @@ DEFECTS = [
     ),
     Defect(
         "the gradient of zeros is no gradient",
-        "tfwd/numerics/unused.py",
+        "tfwd/numerics/unused_weights.py",
         "tf.convert_to_tensor(gradient) != 0",
         "tf.convert_to_tensor(gradient) == 0",
-        ("tests/numerics/test_unused.py",),
+        ("tests/numerics/test_unused_weights.py",),
     ),
     Defect(
         "a blow-up is lost where steps are put together",
@@ -692,7 +692,7 @@ DEFECTS = [
     ),
     Defect(
         "a run goes back to weights that it does not have",
-        "tfwd/numerics/bad_steps.py",
+        "tfwd/numerics/bad_step_policy.py",
         "            variable.assign(value)",
         "            pass",
         ("tests/lm/test_divergence.py", "-k", "going_back", "-m", ""),
@@ -742,10 +742,10 @@ DEFECTS = [
     ),
     Defect(
         "an additive mask is taken as a boolean one",
-        "layers/transformer/inputs.py",
+        "layers/transformer/input_checks.py",
         "return self._require_each(zeros | ones, mask, told, ones)",
         "return tf.cast(mask, tf.bool)",
-        ("tests/layers/transformer/test_inputs.py",),
+        ("tests/layers/transformer/test_input_checks.py",),
     ),
     Defect(
         "attention's mask is not part of its product",
@@ -763,10 +763,10 @@ DEFECTS = [
     ),
     Defect(
         "token ids that are not whole are cut",
-        "layers/transformer/inputs.py",
+        "layers/transformer/input_checks.py",
         "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)",
         "ids = self._require_each(tf.equal(ids, ids), ids, told, ids)",
-        ("tests/layers/transformer/test_inputs.py",),
+        ("tests/layers/transformer/test_input_checks.py",),
     ),
     Defect(
         "the outputs of an EinsumDense have the order of its kernel",
@@ -856,14 +856,14 @@ DEFECTS = [
     # Loading pretrained weights
     Defect(
         "every rule is tried for every variable",
-        "tfwd/paths.py",
+        "tfwd/path_patterns.py",
         "    if not isinstance(pattern, str) or expression.flags & _CHANGES:",
         "    if True:",
         ("tests/pretrained/test_loading.py",),
     ),
     Defect(
         "flags of an expression are overlooked where it is looked up",
-        "tfwd/paths.py",
+        "tfwd/path_patterns.py",
         "_CHANGES = re.IGNORECASE | re.VERBOSE",
         "_CHANGES = re.VERBOSE",
         ("tests/pretrained/test_loading.py",),
@@ -920,14 +920,14 @@ DEFECTS = [
     ),
     Defect(
         "unwrap leaves the hooks",
-        "layers/_substitution/hooks.py",
+        "layers/_substitution/method_hooks.py",
         "    hook.links.remove(link)\n",
         "    pass\n",
         (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(
         "a layer's own attribute `call` is lost",
-        "layers/_substitution/hooks.py",
+        "layers/_substitution/method_hooks.py",
         "hook.replaced[name] = vars(layer).get(name)",
         "hook.replaced[name] = None",
         (LAYER_KINDS, "-k", "replaced"),
@@ -962,7 +962,7 @@ DEFECTS = [
     ),
     Defect(
         "equal layers share an analysis although one has a further parametrization",
-        "layers/_substitution/provable.py",
+        "layers/_substitution/pure_layers.py",
         "    if len(added) > 1 or not is_keras_own(owner):\n",
         "    if not is_keras_own(owner):\n",
         ("tests/in_place/test_several.py", "-k", "equal_layers"),

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from stacks import quick_rows
 
 from tfwd.layers import transformer
-from tfwd.paths import PatternIndex
+from tfwd.path_patterns import PatternIndex
 from tfwd.pretrained import load, plan
 from tfwd.pretrained.assign import TILE
 from tfwd.pretrained.key_rules import find_prefix

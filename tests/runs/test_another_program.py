@@ -14,15 +14,15 @@ from training_tools import StopAfter
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Score
 from tfwd.runs.program import Program
-from tfwd.runs.settings import app
 from tfwd.runs.settings.config import Schema
-from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
+from tfwd.runs.settings.config_keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
 from tfwd.runs.storage import trained_model
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.storage.state import RunState
 from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.sweep import Sweep
@@ -55,7 +55,7 @@ class Names:
         return len(self.names)
 
     def save(self, path):
-        write_atomically(path, json.dumps(self.names))
+        write_file(path, json.dumps(self.names))
 
     def fingerprint(self):
         return hashlib.sha256(json.dumps(self.names).encode()).hexdigest()[:16]
@@ -173,7 +173,7 @@ class Line(Program):
     def finish(self, trainer, data):
         trainer.read_best()
         summary = {"step": trainer.progress.step, "error": trainer.evaluate_or_stop("valid").nats}
-        write_atomically(trainer.folder.report / "summary.json", json.dumps(summary))
+        write_file(trainer.folder.report / "summary.json", json.dumps(summary))
         return summary
 
     def tables(self, summary):

@@ -10,8 +10,8 @@ from processes import WATCHDOG
 from stacks import extended
 
 from tfwd.lm.config import SCHEMA
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 
 ABOUT = """
     Does a thing.
@@ -101,12 +101,12 @@ def test_help(capsys, flag):
 
 
 PROGRAM = """
-import tfwd.runs.settings.app
+import tfwd.runs.app
 
 def main(values):
     print("\\n".join(map(str, range(100000))))
 
-tfwd.runs.settings.app.run(main, lambda values: None, "A program.")
+tfwd.runs.app.run(main, lambda values: None, "A program.")
 """
 
 

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from stacks import quick_rows
 
-from tfwd.finetune import confusion
+from tfwd.finetune import confusion_plot
 from tfwd.lm.final_report import facts, table
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.storage import learning_curves
@@ -88,6 +88,6 @@ def test_axes_are_named_in_the_words_of_the_field(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     learning_curves.curves(records(2), tmp_path / "curves.png", PERPLEXITY)
-    confusion.draw(np.eye(2), ["a", "b"], tmp_path / "confusion.png")
+    confusion_plot.draw(np.eye(2), ["a", "b"], tmp_path / "confusion.png")
     assert names >= {"training loss, nats per token", "true label", "predicted label"}
     assert not {name for name in names if re.search(r"\ba token|found|^true$", name)}

@@ -6,7 +6,7 @@ import shutil
 import keras_tuner
 import pytest
 
-from tfwd.tuning.fault_tolerance import LOSSES_ALLOWED
+from tfwd.tuning.fault_tolerant_oracle import LOSSES_ALLOWED
 from tfwd.tuning.oracles import METHODS, make_oracle
 from tfwd.tuning.space import Float, Int, hyperparameters
 

@@ -7,7 +7,7 @@ import pytest
 from stacks import extended
 
 from tfwd import tuning
-from tfwd.tuning import failures, reporter, stopwatch
+from tfwd.tuning import failures, progress_reporter, stopwatch
 
 X = np.ones((4, 3), "float32")
 DATA = {"validation_data": (X, X[:, :1]), "verbose": 0}
@@ -49,7 +49,7 @@ def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path
     # The chief of a shared search has a worker's traceback from the trial's folder alone.
     trial = tuner.oracle.trials["0000"]
     trial.message = None
-    reporter.TrialReporter(tuner.oracle, tuner.get_trial_dir).ended(trial)
+    progress_reporter.TrialReporter(tuner.oracle, tuner.get_trial_dir).ended(trial)
     assert "RuntimeError: nothing works at 0.1" in capsys.readouterr().out
 
 
@@ -130,7 +130,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
     with pytest.raises(ValueError, match="epochs=7: Hyperband chooses .* give max_epochs"):
         tuner.search(X, X[:, :1], epochs=7, **DATA)
     tuner.on_search_begin()  # as after a stop before the first trial
-    tuning.record.write(tuner.project_dir, tuner._described)
+    tuning.search_record.write(tuner.project_dir, tuner._described)
     with pytest.raises(ValueError, match="max_epochs was 2 and is 4; factor was 2 and is 3"):
         make(tmp_path, wide, method="hyperband", max_epochs=4, factor=3)
     make(tmp_path, wide, max_epochs=2, **options)

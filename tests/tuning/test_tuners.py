@@ -12,7 +12,7 @@ from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
 import tfwd
 from tfwd import _keras, tuning
 from tfwd import parametrizations as P
-from tfwd.tuning import workers
+from tfwd.tuning import chief_and_workers
 from tfwd.tuning.callbacks import FullState
 
 pytestmark = SLOW_ON_KERAS_2
@@ -280,16 +280,16 @@ def test_seeds_of_the_runs_are_fixed_and_differ(tmp_path):
 def test_roles(monkeypatch):
     for name in ("TUNER_ID", "ORACLE_IP", "ORACLE_PORT"):
         monkeypatch.delenv(f"KERASTUNER_{name}", raising=False)
-    assert workers.role() == workers.ALONE
+    assert chief_and_workers.role() == chief_and_workers.ALONE
     monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
-    assert workers.role() == workers.ALONE
+    assert chief_and_workers.role() == chief_and_workers.ALONE
     monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
     with pytest.raises(ValueError, match="KERASTUNER_ORACLE_PORT must be set too"):
-        workers.role()
+        chief_and_workers.role()
     monkeypatch.setenv("KERASTUNER_ORACLE_PORT", "8000")
-    assert workers.role() == workers.CHIEF
+    assert chief_and_workers.role() == chief_and_workers.CHIEF
     monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker1")
-    assert workers.role() == workers.WORKER
+    assert chief_and_workers.role() == chief_and_workers.WORKER
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ undo the saving:
   so each seed also waits for the tensors with which its weight is first used.
 - Backward's draw equals forward's, so an optimizer would make one of them and keep it alive. So
   backward's seeds depend on the data of the incoming gradient, which an optimizer cannot see
-  through (`waiting.seeds_after`).
+  through (`delayed_seeds.seeds_after`).
 - Backward could draw while it still computes the product for the weight's gradient. It could also
   continue to the next layer before the raw weight's gradient is finished. Then the buffers of two
   layers would be alive at once. So the draw waits for the product, and the gradient of the inputs
@@ -38,7 +38,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import training_flag
-from tfwd._graph import graphs, saved_tensors, waiting
+from tfwd._graph import delayed_seeds, graphs, saved_tensors
 from tfwd._graph.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]
@@ -105,7 +105,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
 
     def saving(*arguments: tf.Tensor) -> Any:
         values, keys = _distinct(arguments[:count]), list(arguments[count:])
-        early = waiting.seeds_after(keys, values)
+        early = delayed_seeds.seeds_after(keys, values)
         weights = [tf.identity(weight) for weight in draw(training, values, early)]
         start = weights[-1].op if weights else tf.no_op()
         outputs = function(training, values, early, weights)
@@ -125,7 +125,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
             # A function, because requests for tensors are detected by its graph.
             @tf.function(autograph=False)
             def pull(upstream: Tensors, values: Tensors, keys: Tensors) -> list:
-                late = waiting.seeds_after(keys, upstream)
+                late = delayed_seeds.seeds_after(keys, upstream)
                 inner = [value for value in values if _differentiable(value)]
                 with tf.GradientTape(watch_accessed_variables=False) as draw_tape:
                     draw_tape.watch(inner)
@@ -197,7 +197,7 @@ def _running_again(
     @custom_gradient
     def checkpoint(*arguments: tf.Tensor) -> Any:
         values, keys = list(arguments[:count]), list(arguments[count:])
-        early = waiting.seeds_after(keys, values)
+        early = delayed_seeds.seeds_after(keys, values)
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return training_flag.call_with_bool(
@@ -210,7 +210,7 @@ def _running_again(
         outputs = tf.recompute_grad(forward)(*arguments) if eager else forward()
 
         def backward(*upstream: tf.Tensor) -> list:
-            late = waiting.seeds_after(keys, upstream)
+            late = delayed_seeds.seeds_after(keys, upstream)
             gradients = training_flag.call_with_bool(
                 training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
             )

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.utils.generic_utils import to_snake_case
 
-from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
+from tfwd._keras_shared.optimizer_holder import OptimizerHolder, SavesOwnVariables
 
 New: Any = keras.optimizers.Optimizer
 Legacy: Any = keras.optimizers.legacy.Optimizer

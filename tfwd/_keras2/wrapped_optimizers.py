@@ -23,7 +23,7 @@ from tfwd._keras2.optimizer_kinds import (
     key,
     leaves,
 )
-from tfwd._keras_shared.holding import OptimizerHolder
+from tfwd._keras_shared.optimizer_holder import OptimizerHolder
 from tfwd._keras_shared.own_code import defining_class
 
 

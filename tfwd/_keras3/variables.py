@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras_shared.scopes import Scope
+from tfwd._keras_shared.substitution_scopes import Scope
 
 
 class Substitution(Scope, keras.StatelessScope):

@@ -16,7 +16,7 @@ from keras.optimizers import Optimizer
 from keras.src.utils import tracking
 
 from tfwd._keras3.copies import deserialize
-from tfwd._keras_shared.holding import OptimizerHolder, SavesOwnVariables
+from tfwd._keras_shared.optimizer_holder import OptimizerHolder, SavesOwnVariables
 
 LossScale: Any = keras.optimizers.LossScaleOptimizer
 # Newer releases of Keras have an optimizer with another optimizer for each variable.

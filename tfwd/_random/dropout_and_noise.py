@@ -19,8 +19,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import dtypes
-from tfwd._graph import graphs, waiting
-from tfwd._graph.constants import constant
+from tfwd._graph import delayed_seeds, graphs
+from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._random import random_masks, xxh32
 from tfwd._random.random_masks import is_small, keep_probability
@@ -253,7 +253,8 @@ def _linear_backward(
     upstream = tf.convert_to_tensor(upstream)
     late = seed
     if not _is_compiled(upstream, rows, noise_shape):
-        (late,) = waiting.seeds_after([seed], [upstream])  # otherwise the mask would be stored
+        # Otherwise the mask would be stored.
+        (late,) = delayed_seeds.seeds_after([seed], [upstream])
     return _linear(upstream, keep, late, rows, noise_shape)
 
 

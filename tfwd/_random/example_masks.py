@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfwd import dtypes
-from tfwd._graph import graphs, waiting
-from tfwd._graph.constants import constant
+from tfwd._graph import delayed_seeds, graphs
+from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._random import dropout_and_noise, philox, random_masks, xxh32
 
@@ -122,10 +122,10 @@ def product(
     def multiplied(x: tf.Tensor, weight: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
         def backward(upstream: Any) -> tuple:
             upstream = tf.convert_to_tensor(upstream)
-            (late,) = waiting.seeds_after([seed], [upstream])
+            (late,) = delayed_seeds.seeds_after([seed], [upstream])
             return *_run(_pull, letters, x, weight, upstream, keep, late), None, None
 
-        (early,) = waiting.seeds_after([seed], [x])
+        (early,) = delayed_seeds.seeds_after([seed], [x])
         with graphs.unrecorded():
             return _run(_multiply, letters, x, weight, keep, early), backward
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfwd._graph.constants import constant
+from tfwd._graph.cached_constants import constant
 
 
 def words(

@@ -15,7 +15,7 @@ import math
 import tensorflow as tf
 
 from tfwd import dtypes
-from tfwd._graph.constants import constant
+from tfwd._graph.cached_constants import constant
 from tfwd._random import normals, philox, xxh32
 
 LEVELS = 1 << 16

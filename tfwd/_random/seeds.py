@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfwd._graph.constants import constant
+from tfwd._graph.cached_constants import constant
 from tfwd._random import philox
 
 # The highest 16 bits of a call number are the replica's number.

@@ -15,15 +15,15 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.epoch_snapshot import EpochSnapshot
 from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
-from tfwd.numerics.bad_steps import BadStepPolicy, repeated_failure_hint, restored
+from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
+from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.epoch_snapshot import EpochSnapshot
+from tfwd.numerics.layer_patterns import Patterns
 from tfwd.numerics.log import Log, check_plot
-from tfwd.numerics.patterns import Patterns
 from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.optional_packages import require
 

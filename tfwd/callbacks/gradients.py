@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import substitute
+from tfwd._graph import stateless_call
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.plot import write_plot
 from tfwd.gradients import moments as compute_moments
 from tfwd.gradients import statistics
+from tfwd.gradients.moments_plot import write_plot
 from tfwd.optional_packages import require
 
 # Numbers that TensorBoard and the epochs' logs get.
@@ -197,7 +197,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
                 size = tf.cast(moments.batch_size, tf.int64)
                 return statistics.compress(moments), size
 
-            return substitute.call(compute, [], capture=True).outputs
+            return stateless_call.call(compute, [], capture=True).outputs
 
         @tf.autograph.experimental.do_not_convert
         def on_all(data: Any) -> Any:

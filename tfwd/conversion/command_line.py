@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 
 if TYPE_CHECKING:
     import keras

@@ -58,7 +58,7 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
             "tf.distribute.MultiWorkerMirroredStrategy(), or another strategy"
         )
     if _keras.has_workers(strategy):
-        _keras.workers.repair_fit()
+        _keras.multi_worker_fit.repair_fit()
     with strategy.scope():
         yield strategy
 

@@ -9,7 +9,7 @@ import ml_collections
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings.config import Schema
-from tfwd.runs.settings.keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
+from tfwd.runs.settings.config_keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import (
     COUNT,
     DTYPE_POLICIES,

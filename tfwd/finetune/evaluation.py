@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfwd.finetune import scores
 from tfwd.finetune.data.batches import by_length, pad
-from tfwd.finetune.data.vocabulary import Encoded
+from tfwd.finetune.data.corpus import Encoded
 from tfwd.runs.workers.workers import Workers
 
 

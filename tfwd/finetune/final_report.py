@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from tfwd.finetune import confusion, scores
-from tfwd.finetune.data.vocabulary import Corpus
+from tfwd.finetune import confusion_plot, scores
+from tfwd.finetune.data.corpus import Corpus
 from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
 from tfwd.runs.errors import as_user_error
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.learning_curves import number_text
 from tfwd.runs.training.display import Display
@@ -63,9 +63,9 @@ def _write(trainer: Trainer, corpus: Corpus, found: dict[str, Evaluation]) -> di
     draw_curves(folder, LOSS, corpus.name, _SHARES)
     with as_user_error(f"cannot write {folder.report}", OSError):
         title = f"{corpus.name}, test"
-        confusion.draw(found["test"].confusion, labels, folder.report / "confusion.png", title)
+        confusion_plot.draw(found["test"].confusion, labels, folder.report / "confusion.png", title)
     shown = _examples(found["test"], corpus, trainer.config.report.examples)
-    write_atomically(folder.report / "examples.txt", shown)
+    write_file(folder.report / "examples.txt", shown)
     return complete(folder, summary)
 
 

@@ -14,7 +14,7 @@ from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.dtypes import at_least_float32
 from tfwd.finetune.data.vocabulary import Vocabulary
-from tfwd.finetune.dropout import Dropout
+from tfwd.finetune.resumable_dropout import Dropout
 from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published import build_with_zeros, initialize_variables
 from tfwd.pretrained.targets import targets_of

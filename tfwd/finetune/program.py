@@ -8,7 +8,8 @@ from typing import Any
 import ml_collections
 
 from tfwd.finetune.config import SCHEMA
-from tfwd.finetune.data.vocabulary import Corpus, Vocabulary, read_corpus
+from tfwd.finetune.data.corpus import Corpus, read_corpus
+from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.scores import LOSS
 from tfwd.runs.program import Program
 from tfwd.runs.storage.folder import RunFolder

@@ -10,7 +10,7 @@ import ml_collections
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import updates, wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finetune import schedule
 from tfwd.finetune.model import classifier_of, named_weights
 from tfwd.runs.storage.state import RunState
@@ -79,7 +79,9 @@ class TrainStep(step.TrainStep):
         scaled: Any = contextlib.nullcontext()
         if self._factors:
             leaves = wrapped_optimizers.leaves(self.optimizer)
-            scaled = updates.rates_scaled(leaves, lambda v: self._factors.get(id(v), 1.0))
+            scaled = update_interception.rates_scaled(
+                leaves, lambda v: self._factors.get(id(v), 1.0)
+            )
         with scaled:
             super().apply(gradients, variables)
 

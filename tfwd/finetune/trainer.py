@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfwd.finetune import published
 from tfwd.finetune.data import batches
-from tfwd.finetune.data.vocabulary import Corpus
+from tfwd.finetune.data.corpus import Corpus
 from tfwd.finetune.evaluation import Evaluation, Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model, reinitialize
 from tfwd.finetune.scores import LOSS

@@ -6,17 +6,17 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import substitute
+from tfwd._graph import stateless_call
 from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import example_by_example
 from tfwd.gradients.block_sums import sum_over_blocks
-from tfwd.gradients.combine import Scaled, sums, total
 from tfwd.gradients.data import Data
 from tfwd.gradients.gradient_forms import Scale, scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
 from tfwd.gradients.perturbations import Perturbations
 from tfwd.gradients.record import Pass
+from tfwd.gradients.shared_weights import Scaled, sums, total
 
 
 class BatchMoments:
@@ -172,7 +172,9 @@ class BatchMoments:
         def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
             record = Pass(self.model, self.perturbations, rules=False, draws=fast.draws)
             values = list(fast.before.values())
-            return substitute.call(lambda: self._losses(record, part), values, capture=True).outputs
+            return stateless_call.call(
+                lambda: self._losses(record, part), values, capture=True
+            ).outputs
 
         def one(index: int | tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(run(chunk.part(index, 1))[0])

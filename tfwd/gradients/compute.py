@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd._keras import calls as _keras_calls
+from tfwd._keras import call_interception
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients import checks
 from tfwd.gradients.batch_moments import BatchMoments
@@ -15,7 +15,7 @@ from tfwd.gradients.data import Data
 from tfwd.gradients.gradient_forms import scaled
 from tfwd.gradients.independence import independence
 from tfwd.gradients.losses import Losses
-from tfwd.layers._substitution import references
+from tfwd.layers._substitution import reference_weights
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # the result of BatchMoments.means
 
@@ -134,7 +134,7 @@ def _moments(
     data = given.never_empty()
     checks.build(model, data.x)
     checks.batch_normalization(model, bool(training))
-    references.copy_due_references(model, bool(training))  # before other weights are tried
+    reference_weights.copy_due_references(model, bool(training))  # before other weights are tried
     found = independence.report(model, data, bool(training))
     computation = BatchMoments(model, losses, data, bool(training), found)
     parts = computation.means(chunk_size)
@@ -142,7 +142,7 @@ def _moments(
         own, squares, scalars = ([_unless_empty(m, given.size) for m in group] for group in parts)
         parts = own, squares, scalars
     (own, squares, scalars), count = _over_replicas(parts, given.size)
-    regularizers = _keras_calls.regularization(model)
+    regularizers = call_interception.regularization(model)
     penalties = [
         _sum(scalar, None if gradient is None else at_least_float32(gradient))
         for scalar, gradient in zip(scalars, regularizers, strict=True)

@@ -17,14 +17,14 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._keras import calls as _keras_calls
+from tfwd._keras import call_interception
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
-from tfwd.layers._substitution.gains import Gains
 from tfwd.layers._substitution.in_place import present_calls
-from tfwd.layers._substitution.in_place.link import Link
+from tfwd.layers._substitution.in_place.layer_call import Link
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
+from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
 
 
@@ -76,7 +76,7 @@ class Pass:
         perturbations: Perturbations,
         rules: bool = True,
         values: dict[int, tf.Tensor] | None = None,
-        draws: _keras_calls.Draws | None = None,
+        draws: call_interception.Draws | None = None,
     ) -> None:
         self.model, self.perturbations = model, perturbations
         self.variables = {id(v): v for v in model.trainable_variables}
@@ -89,7 +89,7 @@ class Pass:
         self.probes: list[tf.Tensor] = []
         self.numbers: dict[int, int] = {}
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        self.draws = _keras_calls.Draws() if draws is None else draws
+        self.draws = call_interception.Draws() if draws is None else draws
         self._again = draws is not None
         self._ruled = 0
         self._given = values
@@ -112,12 +112,12 @@ class Pass:
         ]
         self.perturbations.begin()
         with (
-            _keras_calls.intercepted(owners, self._handle),
+            call_interception.intercepted(owners, self._handle),
             present_calls.replayed(self),
             self._observed([]),
             graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
-            _keras_calls.users_code(),
+            call_interception.users_code(),
         ):
             outputs = self.model(x, training=training)
         for key, variable in self.variables.items():
@@ -144,8 +144,10 @@ class Pass:
         }
         return found | self.general
 
-    def _observed(self, values: list[tuple[keras.Variable, tf.Tensor]]) -> _keras_calls.Observed:
-        return _keras_calls.Observed(values, self._read, self._update, self.losses.append)
+    def _observed(
+        self, values: list[tuple[keras.Variable, tf.Tensor]]
+    ) -> call_interception.Observed:
+        return call_interception.Observed(values, self._read, self._update, self.losses.append)
 
     def _read(self, variable: keras.Variable) -> tf.Tensor | None:
         key = id(variable)
@@ -170,7 +172,7 @@ class Pass:
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
-        if _keras.present_graph() is not self._graph or _keras_calls.is_rematerialized(layer):
+        if _keras.present_graph() is not self._graph or call_interception.is_rematerialized(layer):
             return original(*args, **kwargs)
         if isinstance(layer, WeightPerturbationMixin):
             plain = plain_call(owner, layer, original, args, kwargs)

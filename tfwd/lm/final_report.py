@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.table import Table
 
-from tfwd.lm.data.vocabulary import Corpus
+from tfwd.lm.data.corpus import Corpus
 from tfwd.lm.evaluation import Evaluation
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.learning_curves import number_text
 from tfwd.runs.training.display import Display
@@ -80,7 +80,7 @@ def _write(trainer: Trainer, corpus: Corpus, evaluations: dict[str, Evaluation])
             )
         except UserError as error:  # overflow in half precision: the run is complete anyway
             text = f"no sample: {error}"
-        write_atomically(folder.report / "sample.txt", text.rstrip("\n") + "\n")
+        write_file(folder.report / "sample.txt", text.rstrip("\n") + "\n")
     return complete(folder, summary)
 
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, gradients
-from tfwd._graph import substitute
+from tfwd._graph import stateless_call
 from tfwd.gradients import statistics
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
@@ -60,7 +60,7 @@ class GradientMeter:
             moments = gradients.moments(self._model, given, targets, _nats, training=True)
             return statistics.compress(moments)
 
-        return substitute.call(compute, [], capture=True).outputs
+        return stateless_call.call(compute, [], capture=True).outputs
 
 
 class _Logits(keras.Model):

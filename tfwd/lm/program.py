@@ -8,7 +8,8 @@ from typing import Any
 import ml_collections
 
 from tfwd.lm.config import SCHEMA
-from tfwd.lm.data.vocabulary import Corpus, Vocabulary, read_corpus
+from tfwd.lm.data.corpus import Corpus, read_corpus
+from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import calls as _keras_calls
-from tfwd.layers._substitution import references, sampled_calls
+from tfwd._keras import call_interception
+from tfwd.layers._substitution import call_scopes, reference_weights
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer
 
@@ -41,7 +41,7 @@ class Sampled:
         """Restores seeds, counters and references after the body."""
         before = [_held(state) for state in self._states]
         try:
-            with references.borrowed(self._model):
+            with reference_weights.borrowed(self._model):
                 yield
         finally:
             for state, value in zip(self._states, before, strict=True):
@@ -119,12 +119,12 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
         frozen: Any = contextlib.nullcontext()
         if training and normalizations:
             kinds = map(_keras.calls_of, normalizations)
-            frozen = _keras_calls.intercepted(kinds, _in_evaluation)
+            frozen = call_interception.intercepted(kinds, _in_evaluation)
         run: Any = held()  # a strong reference would keep the model in its own function
         with (
-            _keras_calls.Discarded(states),
-            _keras_calls.users_code(),
-            sampled_calls.sampling(),
+            call_interception.Discarded(states),
+            call_interception.users_code(),
+            call_scopes.sampling(),
             frozen,
         ):
             return run(batch, **flag)

@@ -11,6 +11,6 @@
 from tfwd.finite import Summary, summarize
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import NonFiniteError, Report
-from tfwd.numerics.unused import unused
+from tfwd.numerics.unused_weights import unused
 
 __all__ = ["NonFiniteError", "Probes", "Report", "Summary", "summarize", "unused"]

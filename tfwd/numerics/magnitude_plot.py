@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 
 # As many columns as are distinguishable.
 COLUMNS = 400

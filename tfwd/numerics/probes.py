@@ -13,10 +13,10 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfwd import _keras
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
-from tfwd.numerics.details import PACKED, packed, unpacked
-from tfwd.numerics.frames import Frame
-from tfwd.numerics.patterns import Patterns
+from tfwd.numerics.checked_tensors import Frame
+from tfwd.numerics.layer_patterns import Patterns
 from tfwd.numerics.report import Measurement, Report
+from tfwd.numerics.tensor_measurements import PACKED, packed, unpacked
 from tfwd.numerics.watch import Watch
 
 _KINDS = {

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfwd.numerics.details import Detail
-from tfwd.numerics.frames import BACKWARD, KINDS, Frame
+from tfwd.numerics.checked_tensors import BACKWARD, KINDS, Frame
+from tfwd.numerics.tensor_measurements import Detail
 
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._keras import calls
+from tfwd._keras import call_interception
 from tfwd.finite import can_be_non_finite, here
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 
 # The outputs of these layers are their inputs, which were checked before.
 MOVING_LAYERS = (
@@ -87,7 +87,7 @@ class Watch:
         classes = {_keras.calls_of(type(layer)) for layer in self._layers}
         try:
             with (
-                calls.intercepted(classes, self._call),
+                call_interception.intercepted(classes, self._call),
                 _keras.patched([(tf.GradientTape, "gradient", _backward)]),
             ):
                 yield self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
-from tfwd.numerics.frames import KINDS
+from tfwd.numerics.checked_tensors import KINDS
 from tfwd.numerics.report import Report
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tfwd.paths import PatternIndex, compiled
+from tfwd.path_patterns import PatternIndex, compiled
 from tfwd.pretrained.targets import Target
 
 # Keras's names of weights, and their names in files; True if that name is PyTorch's.

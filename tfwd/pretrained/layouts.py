@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfwd.pretrained.flattening import ENTRYWISE, Flat, Orders, Unclear, given_order
+from tfwd.pretrained.flatten_order import ENTRYWISE, Flat, Orders, Unclear, given_order
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.targets import Target

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.paths import PatternIndex, compiled, matches
-from tfwd.pretrained.flattening import Orders, orders_of
+from tfwd.path_patterns import PatternIndex, compiled, matches
+from tfwd.pretrained.chief_source import lockstep, open_together
+from tfwd.pretrained.flatten_order import Orders, orders_of
 from tfwd.pretrained.key_rules import FamilyRules, Key, Mapped, Rules, candidates, ends, find_prefix
 from tfwd.pretrained.layouts import Layout, Step, layout_of, reason_unknown, with_given
 from tfwd.pretrained.plan import Plan, PlanError, hints
-from tfwd.pretrained.sharing import lockstep, open_together
 from tfwd.pretrained.sources.base import Entry, Source, SourceError
 from tfwd.pretrained.targets import Target, paths_of, targets_of
 

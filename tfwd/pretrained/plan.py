@@ -15,8 +15,8 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd.pretrained import assign, listeners
+from tfwd.pretrained.chief_source import lockstep, open_together
 from tfwd.pretrained.layouts import Step
-from tfwd.pretrained.sharing import lockstep, open_together
 from tfwd.pretrained.sources.base import Entry, Source, SourceError
 
 SHOWN = 10  # problems of one kind in a message

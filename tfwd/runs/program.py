@@ -29,8 +29,8 @@ class Program(abc.ABC):
     Attributes:
         command: str. The console script that trains, for messages and files.
         config_module: str. The module with `default_config`, which config files import.
-        schema: `Schema` of the configuration. It has the keys of `tfwd.runs.settings.keys`, and
-            `seed`.
+        schema: `Schema` of the configuration. It has `seed`, and the keys of
+            `tfwd.runs.settings.config_keys`.
         score: `Score`. How losses are shown.
         data_keys: the config keys that `read_data` depends on.
         vocabulary_file: str. The name of the vocabulary's file in a run folder.

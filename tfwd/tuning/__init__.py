@@ -9,9 +9,9 @@
     tuner.search(x, y, validation_data=(x_valid, y_valid), epochs=5)
 
 keras-tuner does the search, the bookkeeping and the distribution. This package declares a space
-(`space`) and the model (`hypermodel`). It also makes a sweep survive stops, crashes and lost
-machines (`oracles`, `workers`, `tuners`). `import tfwd` does not import this package, because
-keras-tuner is an extra.
+(`space`) and the model (`rates_hypermodel`). It also makes a sweep survive stops, crashes and lost
+machines (`fault_tolerant_oracle`, `fault_tolerant_tuner`, `chief_and_workers`). `import tfwd` does
+not import this package, because keras-tuner is an extra.
 """
 
 try:
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         "tfwd.tuning needs keras-tuner: in a checkout of tfwd, pip install '.[tune]'"
     ) from error
 
-from tfwd.tuning.hypermodel import rates
+from tfwd.tuning.rates_hypermodel import rates
 from tfwd.tuning.space import Boolean, Choice, Float, Int
 from tfwd.tuning.tuners import tuner
 

@@ -14,8 +14,8 @@ import keras_tuner
 from keras_tuner.engine.hyperparameters import Float
 from keras_tuner.engine.trial import TrialStatus
 
-from tfwd.tuning.fault_tolerance import FaultTolerantOracle
-from tfwd.tuning.watcher import Watcher
+from tfwd.tuning.fault_tolerant_oracle import FaultTolerantOracle
+from tfwd.tuning.trial_display import Watcher
 
 LARGEST_SEED = 2**31 - 1
 

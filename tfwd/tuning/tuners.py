@@ -20,13 +20,14 @@ from keras_tuner.engine.trial import Trial
 from keras_tuner.errors import FailedTrialError
 
 from tfwd import _keras
-from tfwd.tuning import record, stopwatch
+from tfwd.tuning import search_record, stopwatch
 from tfwd.tuning.callbacks import FullState, HasObjective
+from tfwd.tuning.chief_and_workers import ALONE, WORKER, role
 from tfwd.tuning.failures import reason
+from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
 from tfwd.tuning.oracles import make_oracle
+from tfwd.tuning.progress_reporter import TrialReporter
 from tfwd.tuning.promotion import promote
-from tfwd.tuning.reporter import TrialReporter
-from tfwd.tuning.workers import ALONE, WORKER, FaultTolerantTuner, role
 
 
 def tuner(
@@ -126,11 +127,11 @@ def tuner(
         worker_timeout=timeout,
     )
     rounds = {"max_epochs": max_epochs, "factor": factor, "iterations": iterations}
-    described = record.describe(oracle, method, seed, executions_per_trial, **rounds)
+    described = search_record.describe(oracle, method, seed, executions_per_trial, **rounds)
     folder = os.path.abspath(os.fspath(directory))
     overwrite = overwrite and mine != WORKER  # the chief's sweep exists already
     if not overwrite:
-        record.verify(folder, described)
+        search_record.verify(folder, described)
     parent, name = os.path.split(folder)
     return SweepTuner(
         oracle,
@@ -151,7 +152,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
     Args:
         *args, **kwargs: the arguments of `FaultTolerantTuner` and `keras_tuner.Tuner`.
         seed: int. The seed of the first run of each trial.
-        described: dict of the search, from `record.describe`.
+        described: dict of the search, from `search_record.describe`.
     """
 
     def __init__(
@@ -175,8 +176,8 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
             super().search(*args, **kwargs)
             return
         described = {**self._described, "epochs": kwargs.get("epochs", 1)}
-        record.verify(self.project_dir, described)
-        record.write(self.project_dir, described)
+        search_record.verify(self.project_dir, described)
+        search_record.write(self.project_dir, described)
         if self.oracle.end_order:
             done = len(self.oracle.end_order)
             self._reporter.line(f"resuming in {self.project_dir}: {done} trials are done")

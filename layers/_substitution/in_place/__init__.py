@@ -1,8 +1,8 @@
 """Parametrizations of a layer's weights that leave the layer itself in place.
 
 An `InPlace` (`parametrization_in_place`) has the parametrizations of one target. Each layer of the
-target that has or contains a parametrized weight gets a hook (`hooks`) in place of its `call`, and
-a `Link` in it (`link`). `installation` adds and removes them.
+target that has or contains a parametrized weight gets a hook (`method_hooks`) in place of its
+`call`, and a `Link` in it (`layer_call`). `installation` adds and removes them.
 
 In training, the outermost hooked layer takes a call number (`present_calls`). All weights of this
 call use this number, whichever layer reads them and however often. So a layer that a loop calls at

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers._substitution import hooks, weight_patterns
-from tfwd.layers._substitution.in_place.link import distinct_layers, links_of
+from tfwd.layers._substitution import method_hooks, weight_patterns
+from tfwd.layers._substitution.in_place.layer_call import distinct_layers, links_of
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.weight_perturbation import owned_parametrizations
 from tfwd.parametrizations import chain
@@ -27,7 +27,9 @@ def add(owner: InPlace) -> None:
     held.all.append(owner)
     try:
         for link in owner.links:
-            hooks.add(link.layer, link, weight_patterns.QUANTIZED if link.is_effective else "")
+            method_hooks.add(
+                link.layer, link, weight_patterns.QUANTIZED if link.is_effective else ""
+            )
         _track(owner.target, held)
     except BaseException:  # such as Ctrl-C
         remove(owner)
@@ -37,7 +39,7 @@ def add(owner: InPlace) -> None:
 def remove(owner: InPlace) -> None:
     """Removes a parametrization from its target."""
     for link in owner.links:
-        hooks.remove(link.layer, link)
+        method_hooks.remove(link.layer, link)
     held = vars(owner.target)[IN_PLACE]
     held.all.remove(owner)
     _track(owner.target, held)

@@ -10,9 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers._substitution import hooks, per_example_call, recomputed_calls
+from tfwd.layers._substitution import call_scopes, method_hooks, per_example_call
 from tfwd.layers._substitution.in_place import present_calls
-from tfwd.layers._substitution.references import References
+from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.weight_perturbation import owned_parametrizations
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
@@ -62,7 +62,7 @@ class InPlace:
                 self.references.create(targeted)
         self.by_id = {id(t.variable): (t, p) for t, p in targeted}
         self._reads_elsewhere = not all(map(_is_keras_call, _keras.layers.all_layers(target)))
-        self.links: list[hooks.Link] = []
+        self.links: list[method_hooks.Link] = []
 
     @property
     def calls(self) -> int | tf.Tensor:
@@ -72,7 +72,7 @@ class InPlace:
         """Takes a call number for an outermost call of a layer."""
         if training is not False:
             if self.draws_at_all:
-                recomputed_calls.check(layer.name)
+                call_scopes.check_not_recomputed(layer.name)
             if self.references is not None:
                 with present_calls.restored({}):  # reads raw weights
                     self.references.copy_due(training)
@@ -195,7 +195,7 @@ class InPlace:
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
         """Returns a variable's parametrizations in order, up to this one."""
-        links = [x for x in hooks.links_in(self.target) if id(variable) in x.substituted]
+        links = [x for x in method_hooks.links_in(self.target) if id(variable) in x.substituted]
         inside = {id(layer) for layer in _keras.layers.all_layers(self.target)}
         outside = {link.in_place for link in links if link.in_place.acts_beyond(variable, inside)}
         found = owned_parametrizations(self.target, variable, ahead, frozenset(outside - {self}))

@@ -12,7 +12,7 @@ from tfwd.layers.transformer.activations import BY_NAME
 from tfwd.layers.transformer.formats.families import FAMILIES, Family
 from tfwd.layers.transformer.formats.t5_family import T5
 from tfwd.pretrained import Key
-from tfwd.pretrained.sharing import lockstep
+from tfwd.pretrained.chief_source import lockstep
 from tfwd.pretrained.sources.opening import hub_hint
 
 ALL = {**FAMILIES, "t5": T5}

@@ -20,9 +20,9 @@ from tfwd import _keras, pretrained
 from tfwd.layers.transformer.composite import Composite
 from tfwd.layers.transformer.formats.configuration import Configuration, is_published, read_config
 from tfwd.layers.transformer.formats.families import FAMILIES
-from tfwd.paths import compiled, matches
+from tfwd.path_patterns import compiled, matches
+from tfwd.pretrained.chief_source import lockstep
 from tfwd.pretrained.key_rules import FamilyRules
-from tfwd.pretrained.sharing import lockstep
 from tfwd.pretrained.targets import targets_of
 
 

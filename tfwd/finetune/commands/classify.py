@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 from tfwd.runs.storage.files import read_text
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs.settings import app
+from tfwd.runs import app
 from tfwd.runs.training import several_seeds
 from tfwd.runs.training import train as training
 

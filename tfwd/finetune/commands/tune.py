@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs.settings import app
+from tfwd.runs import app
 from tfwd.runs.sweeps import tune
 from tfwd.runs.sweeps.tune import define
 

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import calls as _keras_calls
+from tfwd._keras import call_interception
 from tfwd.gradients.data import Data
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.independence.trial_data import Values
@@ -132,7 +132,7 @@ class Trial:
         values = self.values if given else None
         draws = self.ruled.draws
         record = Pass(self.model, self.perturbations, rules=False, values=values, draws=draws)
-        with _keras_calls.Captured():
+        with call_interception.Captured():
             return record, _floating(record.run(x, self.training))
 
     def _as_plain(self, outputs: list, plain: list, plain_record: Pass) -> bool:
@@ -144,7 +144,7 @@ class Trial:
         # A function read weights that the trial did not replace: compare on the model's own
         # weights.
         record = Pass(self.model, self.perturbations, draws=self.ruled.draws)
-        with _keras_calls.Captured(), record.tape:
+        with call_interception.Captured(), record.tape:
             found = _floating(record.run(self.x, self.training))
         return _same(found, self._plain(self.x, given=False)[1])
 
@@ -166,7 +166,7 @@ class Trial:
         flat = [t for t in tf.nest.flatten(self.x) if isinstance(t, tf.Tensor)]
         inputs = [t for t in flat if t.dtype.is_floating]
         ends = sorted({0, self.count - 1})
-        with _keras_calls.Captured(), record.tape:
+        with call_interception.Captured(), record.tape:
             record.tape.watch(inputs)
             outputs = _floating(record.run(self.x, self.training))
             whole = _wavy([*outputs, *record.losses])

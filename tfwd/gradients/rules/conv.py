@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd._keras import formulas
+from tfwd._keras import convolutions
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
@@ -62,7 +62,7 @@ def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """
     if not plain(layer.kernel) or not _convolves_as_keras(layer, CONVOLUTIONS):
         return NotImplemented
-    z = formulas.convolution(layer, inputs, call.value(layer.kernel))
+    z = convolutions.convolution(layer, inputs, call.value(layer.kernel))
     if z is None:
         return NotImplemented
     z = call.probe(biased(layer, call, z))
@@ -96,7 +96,7 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Computes transposed convolutions: like `conv`, with `x` and `d` exchanged."""
     if not plain(layer.kernel):
         return NotImplemented
-    z = formulas.transposed_convolution(layer, inputs, call.value(layer.kernel))
+    z = convolutions.transposed_convolution(layer, inputs, call.value(layer.kernel))
     if z is None:
         return NotImplemented
     z = call.probe(biased(layer, call, z))
@@ -117,10 +117,10 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 @rule(keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 def depthwise_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Computes DepthwiseConv1D and DepthwiseConv2D: each channel has its own convolution."""
-    kernel = formulas.depthwise_kernel(layer)
+    kernel = convolutions.depthwise_kernel(layer)
     if not plain(kernel):
         return NotImplemented
-    z = formulas.depthwise_convolution(layer, inputs, call.value(kernel))
+    z = convolutions.depthwise_convolution(layer, inputs, call.value(kernel))
     if z is None:
         return NotImplemented
     z = call.probe(biased(layer, call, z))
@@ -134,11 +134,11 @@ def separable_conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Computes SeparableConv1D and SeparableConv2D: a depthwise convolution and a product."""
     if not plain(layer.depthwise_kernel):
         return NotImplemented
-    between = formulas.depthwise_convolution(layer, inputs, call.value(layer.depthwise_kernel))
+    between = convolutions.depthwise_convolution(layer, inputs, call.value(layer.depthwise_kernel))
     if between is None:
         return NotImplemented
     between = call.probe(between)
-    z = formulas.pointwise_convolution(layer, between, call.value(layer.pointwise_kernel))
+    z = convolutions.pointwise_convolution(layer, between, call.value(layer.pointwise_kernel))
     z = call.probe(biased(layer, call, z))
     call.use(
         layer.depthwise_kernel,

@@ -1,4 +1,4 @@
-"""Rules for layers whose weights are a factor of a product: Dense, Embedding, TiedDense."""
+"""Rules for Dense and EinsumDense, and helpers that the rules of other layers share."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, layers
+from tfwd import _keras
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
 from tfwd.gradients.record import Call
-from tfwd.gradients.rows import Rows
 from tfwd.gradients.rules.registry import rule
 
 
 def positions(tensor: tf.Tensor, last: int = 1) -> tf.Tensor:
     """Reshapes `[B, ..., (last axes)]` to `[B, P, (last axes)]`."""
     kept = [size(tensor, axis) for axis in range(tensor.shape.rank - last, tensor.shape.rank)]
-    return tf.reshape(tensor, [size(tensor, 0), _count(tensor, last), *kept])
+    return tf.reshape(tensor, [size(tensor, 0), count(tensor, last), *kept])
 
 
-def _count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
+def count(tensor: tf.Tensor, last: int) -> int | tf.Tensor:
+    """Returns the number of positions per example, without the last axes."""
     count: Any = 1
     for axis in range(1, tensor.shape.rank - last):
         count = count * size(tensor, axis)
@@ -139,34 +139,3 @@ def _unbroadcast(d: tf.Tensor, shape: Any) -> tf.Tensor:
     ones = [missing + i for i, n in enumerate(shape) if n == 1 and missing + i > 0]
     axes = [*range(1, missing), *ones]
     return tf.reshape(tf.reduce_sum(at_least_float32(d), axes), [size(d, 0), *shape])
-
-
-@rule(keras.layers.Embedding)
-def embedding(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Computes `z = E[i]`: row `i` gets the sum of the `d` of its positions."""
-    if not plain(layer.embeddings) or not isinstance(inputs, tf.Tensor):
-        return NotImplemented
-    ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-    rows = _keras.ops.take(call.value(layer.embeddings), ids, axis=0)
-    z = call.probe(tf.cast(rows, layer.compute_dtype))
-    flat = tf.reshape(ids, [size(ids, 0), _count(ids, 0)])
-    call.use(layer.embeddings, z, lambda d: Rows(flat, positions(d), layer.input_dim))
-    return z
-
-
-@rule(layers.TiedDense)
-def tied_dense(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
-    """Computes `z = x E^T + b`: E gets `sum_p d_p x_p^T`."""
-    matrix = layer.embedding.embeddings
-    if not plain(matrix):
-        return NotImplemented
-    table = tf.cast(call.value(matrix), layer.compute_dtype)
-    flat = tf.reshape(inputs, [-1, layer.embedding.output_dim])
-    logits = tf.matmul(flat, table, transpose_b=True)
-    if layer.bias is not None:
-        logits = tf.nn.bias_add(logits, call.value(layer.bias))
-    leading = [size(inputs, axis) for axis in range(inputs.shape.rank - 1)]
-    z = call.probe(tf.reshape(logits, [*leading, layer.embedding.input_dim]))
-    call.use(matrix, z, lambda d: OuterProduct(positions(d), positions(inputs)))
-    call.use(layer.bias, z, bias)
-    return z

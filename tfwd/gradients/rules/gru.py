@@ -17,9 +17,16 @@ from tfwd.gradients.gradient_forms import (
     size,
 )
 from tfwd.gradients.record import Call
-from tfwd.gradients.rules.recurrent import LoopInputs, outputs, previous, project, sequence, summed
+from tfwd.gradients.rules.recurrent_common import (
+    LoopInputs,
+    outputs,
+    previous,
+    project,
+    sequence,
+    summed,
+)
+from tfwd.gradients.rules.recurrent_scan import scan
 from tfwd.gradients.rules.registry import rule
-from tfwd.gradients.rules.scan import scan
 
 
 @rule(keras.layers.GRU)

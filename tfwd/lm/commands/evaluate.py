@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfwd.lm.data.text import detokenize, load_splits, read_text, tokenize
+from tfwd.runs import app
 from tfwd.runs.errors import UserError
-from tfwd.runs.settings import app
 from tfwd.runs.workers import flags as worker_flags
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from tfwd.lm.data.text import tokenize
-from tfwd.runs.settings import app
+from tfwd.runs import app
 
 ABOUT = """
 Writes text with a trained model.

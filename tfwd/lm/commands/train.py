@@ -8,7 +8,7 @@ import ml_collections
 from absl import flags
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs.settings import app
+from tfwd.runs import app
 from tfwd.runs.training import train as training
 from tfwd.runs.training.signals import StopRequest
 from tfwd.runs.training.train import define

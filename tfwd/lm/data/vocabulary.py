@@ -1,4 +1,4 @@
-"""Vocabulary, which numbers tokens, and corpus, which is a numbered text.
+"""Vocabulary of a language model, which numbers its tokens.
 
 The vocabulary is counted on the training text only, and saved with the model. Without its
 vocabulary a model is a table of nameless rows. A program compares fingerprints to reject a
@@ -12,15 +12,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-import ml_collections
 import numpy as np
 
-from tfwd.lm.data.text import EOS, check_level, load_splits, tokenize
+from tfwd.lm.data.text import EOS, check_level
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_json, write_atomically
-from tfwd.runs.storage.state import fingerprint
+from tfwd.runs.storage.files import read_json, write_file
 
 UNK = "<unk>"
 
@@ -141,7 +138,7 @@ class Vocabulary:
         Raises:
             UserError: the file cannot be written.
         """
-        write_atomically(path, self._json() + "\n")
+        write_file(path, self._json() + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
@@ -164,40 +161,3 @@ class Vocabulary:
 
 def _specials(level: str) -> list[str]:
     return [UNK, EOS] if level == "word" else [UNK]
-
-
-class Corpus(NamedTuple):
-    """Numbered text with its vocabulary.
-
-    Attributes:
-        name: str. The text's name.
-        vocabulary: `Vocabulary` of the training part.
-        texts: dict of "train", "valid" and "test", int32 `[tokens]` each.
-    """
-
-    name: str
-    vocabulary: Vocabulary
-    texts: dict[str, np.ndarray]
-
-    @property
-    def size(self) -> str:
-        """Returns the number of training tokens, in words."""
-        return f"{len(self.texts['train']):,} tokens"
-
-    def fingerprint(self) -> str:
-        """Returns a short hash of the numbered text."""
-        return fingerprint(self.texts)
-
-
-def read_corpus(data: ml_collections.ConfigDict) -> Corpus:
-    """Reads and numbers the text of a configuration's `data` keys.
-
-    Raises:
-        UserError: the text is missing or cannot be read.
-    """
-    splits = load_splits(data.path or None)
-    names = ("train", "valid", "test")
-    tokens = {name: tokenize(getattr(splits, name), data.level) for name in names}
-    vocabulary = Vocabulary.from_tokens(tokens["train"], data.level, data.min_count)
-    texts = {name: vocabulary.encode(split) for name, split in tokens.items()}
-    return Corpus(splits.name, vocabulary, texts)

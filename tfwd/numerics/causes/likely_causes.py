@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tfwd.numerics.causes import (
-    computed,
     data_and_weights,
     division,
+    layers_and_updates,
     losses,
     overflow,
     recurrent,
@@ -30,13 +30,13 @@ COMPUTED: list[Rule] = [
     recurrent.growing_state,
     softmax.all_masked,
     division.zero_by_zero,
-    computed.normalization,
+    layers_and_updates.normalization,
     overflow.half_precision,
     overflow.exploding_gradients,
     losses.added,
     losses.loss_function,
-    computed.backward,
-    computed.update,
+    layers_and_updates.backward,
+    layers_and_updates.update,
 ]
 
 
@@ -56,4 +56,4 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
         # The weights were trained until the state grew. A lower rate or clipping comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
     causes += data_and_weights.learning_rate(evidence)
-    return causes or list(computed.domain(evidence))
+    return causes or list(layers_and_updates.domain(evidence))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras import calls
+from tfwd._keras import call_interception
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_outputs import of_output, outputs
+from tfwd.numerics.causes.model_outputs import of_output, outputs
 
 MOST = 512  # examples, each of which takes about a millisecond
 
@@ -47,7 +47,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
 
 
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
-    return float(calls.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+    return float(call_interception.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
+import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
@@ -14,6 +16,17 @@ from tfwd.numerics.report import Cause, Measurement
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # data that layers get are about 1
 LARGE = 1e3  # larger than weights in a successful training
+
+
+def exp_limit(found: Measurement) -> float:
+    """Returns the logarithm of the dtype's largest number: 88.7 for float32."""
+    dtype = tf.as_dtype(found.frame.dtype)
+    return math.log(float(dtype.max)) if dtype.is_floating else math.log(float(tf.float32.max))
+
+
+def is_beyond_exp(found: Measurement) -> bool:
+    """Returns True if the exponential of an element is infinite."""
+    return found.detail.high > exp_limit(found)
 
 
 def half_precision(evidence: Evidence) -> Iterator[Cause]:

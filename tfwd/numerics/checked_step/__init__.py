@@ -8,6 +8,6 @@
 """
 
 from tfwd.numerics.checked_step.compiled_step import CheckedStep, Outcome, plain_step
-from tfwd.numerics.checked_step.variables import not_finite, tracked, variables_in
+from tfwd.numerics.checked_step.tracked_variables import not_finite, tracked, variables_in
 
 __all__ = ["CheckedStep", "Outcome", "not_finite", "plain_step", "tracked", "variables_in"]

@@ -5,9 +5,10 @@ host, because XLA removes operations that would stop the program. The variables 
 
     good = all(finite(data, forward, loss, backward, learning rate)) on all replicas.
 
-This uses `tfwd._graph.tentative`. Most optimizers turn finite gradients of moderate size into
-finite values. For them the decision is made before the first assignment. For other optimizers, and
-for a custom training step, the new values are checked too, and undone if they are not finite.
+This uses `tfwd._graph.tentative_assignments`. Most optimizers turn finite gradients of moderate
+size into finite values. For them the decision is made before the first assignment. For other
+optimizers, and for a custom training step, the new values are checked too, and undone if they are
+not finite.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph.tentative import Tentative
+from tfwd._graph.tentative_assignments import Tentative
 from tfwd._keras import training as _keras_training
-from tfwd._keras import updates as _keras_updates
-from tfwd._keras import wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
-from tfwd.numerics.checked_step.variables import tracked
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_step.tracked_variables import tracked
+from tfwd.numerics.checked_tensors import Frame
 
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
@@ -133,7 +133,7 @@ class CheckedStep:
             for variable, value in zip(trace.variables, before, strict=True):
                 variable.assign(value)
         return Outcome(
-            _keras.workers.reduced(self.model, logs),
+            _keras.multi_worker_fit.reduced(self.model, logs),
             bool(good),
             bool(scaled_down),
             trace.frames,
@@ -144,7 +144,7 @@ class CheckedStep:
     def _on_batch(self, data: Any) -> Any:
         optimizers = _keras_training.optimizers(self.model)
         leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
-        by_methods = all(map(_keras_updates.assigns_by_methods, leaves))
+        by_methods = all(map(update_interception.assigns_by_methods, leaves))
         safe = self.is_keras_own and all(map(_is_safe, leaves))
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
@@ -169,8 +169,8 @@ class CheckedStep:
         steps: list[ReplicaStep] = []
         with contextlib.ExitStack() as stack:
             tentative = stack.enter_context(Tentative(known))
-            stack.enter_context(_keras_updates.entered(optimizers, around_update))
-            stack.enter_context(_keras_updates.inlined(leaves))
+            stack.enter_context(update_interception.entered(optimizers, around_update))
+            stack.enter_context(update_interception.inlined(leaves))
             stack.enter_context(_keras.computed_loss(self.model, check_loss))
 
             def on_replica(data: Any) -> Any:
@@ -190,7 +190,7 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
     """Returns the unchecked training step of a compiled model, on a batch with its spec."""
     step = _keras_training.train_step(model)
     function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
-    return lambda data, spec: _keras.workers.reduced(model, function(data, spec))
+    return lambda data, spec: _keras.multi_worker_fit.reduced(model, function(data, spec))
 
 
 class _Compiled:
@@ -260,7 +260,7 @@ def _is_safe(leaf: Any) -> bool:
         all(0 <= factor <= LARGEST_FACTOR for factor in factors)
         and all(0 <= average < 1 for average in averages)
         and type(leaf).__name__ in SAFE
-        and _keras_updates.assigns_by_methods(leaf)
+        and update_interception.assigns_by_methods(leaf)
         and isinstance(epsilon, (int, float))
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import graphs
-from tfwd._graph.tentative import Tentative, agreed
+from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
-from tfwd.numerics.frames import BACKWARD, FORWARD, Frame, named
+from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.watch import Watch
 
 _here = threading.local()  # `step`: the step of the present thread

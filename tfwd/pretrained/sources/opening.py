@@ -7,9 +7,9 @@ import os
 
 import tensorflow as tf
 
-from tfwd.pretrained.sources.archive import ArchiveSource
 from tfwd.pretrained.sources.base import Source, SourceError
 from tfwd.pretrained.sources.checkpoint import CheckpointSource
+from tfwd.pretrained.sources.npz_files import ArchiveSource
 from tfwd.pretrained.sources.safetensors_files import (
     INDEX,
     SafetensorsSource,

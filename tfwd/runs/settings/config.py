@@ -16,9 +16,9 @@ import ml_collections
 
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings import validators
-from tfwd.runs.settings.keys import Key, MayChange
+from tfwd.runs.settings.config_keys import Key, MayChange
 from tfwd.runs.settings.validators import MAPPING, shown
-from tfwd.runs.storage.files import read_json, write_atomically
+from tfwd.runs.storage.files import read_json, write_file
 
 
 class Schema:
@@ -218,7 +218,7 @@ def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> Non
     Raises:
         UserError: the file cannot be written.
     """
-    write_atomically(path, json.dumps(config.to_dict(), indent=2) + "\n")
+    write_file(path, json.dumps(config.to_dict(), indent=2) + "\n")
 
 
 def get(config: ml_collections.ConfigDict, key: str, default: Any = None) -> Any:

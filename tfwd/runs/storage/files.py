@@ -1,9 +1,9 @@
-"""Reads and writes complete files of a run, and locks its folder for one process.
+"""Reads and writes complete files of a run.
 
 Each failure is a `UserError` of one line.
 
-Every file of a folder is read here, because anything may be there: a file that was cut off, a file
-of another program, a pipe without a writer, a device without an end.
+Every file of a run folder is read here, because anything may be there: a file that was cut off, a
+file of another program, a pipe without a writer, a device without an end.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tfwd import atomic_files
 from tfwd.runs.errors import UserError, as_user_error
 
 
-def write_atomically(path: str | os.PathLike[str], content: str) -> None:
+def write_file(path: str | os.PathLike[str], content: str) -> None:
     """Writes a file in one step, as `tfwd.atomic_files.write_atomically` does.
 
     Raises:
@@ -106,67 +106,3 @@ def remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-class Claim:
-    """Lock on a folder that only this process may write to, until it ends or calls `release`.
-
-    Args:
-        path: the folder. It is made if it does not exist.
-        busy: the message if another process holds the lock.
-
-    Raises:
-        UserError: the folder cannot be written, or another process holds the lock.
-    """
-
-    def __init__(self, path: Path, busy: str):
-        self._lock: IO[str] | None = None
-        lock = path / ".lock"
-        self._made: list[Path] = []  # new files and folders, the innermost first
-        try:
-            missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
-            path.mkdir(parents=True, exist_ok=True)
-            self._made = missing if lock.exists() else [lock, *missing]
-            # Opened for reading too, so that a pipe of that name does not block.
-            self._lock = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666), "r+")
-            if not take_lock(self._lock):
-                self._made = []  # the other process uses the files now
-                raise UserError(busy)
-            if not os.path.samestat(os.fstat(self._lock.fileno()), os.stat(lock)):
-                raise UserError(busy)  # the other process has just removed the lock
-        except OSError as error:
-            self._made = missing
-            self.release(used=False)
-            raise UserError(f"cannot write the workdir {path}: {error.strerror}") from error
-        except BaseException:
-            self.release(used=False)
-            raise
-
-    def release(self, used: bool = True) -> None:
-        """Lets another process have the folder.
-
-        Args:
-            used: whether something was written. If not, new files and folders are removed again.
-        """
-        for path in () if used else self._made:
-            with contextlib.suppress(OSError):  # a folder that is no longer empty
-                path.rmdir() if path.is_dir() else path.unlink()
-        self._made = []
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-
-def take_lock(file: IO[str]) -> bool:
-    """Takes the lock, which ends with the process. Returns True on systems without locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True

@@ -21,7 +21,7 @@ from tfwd.runs.interfaces import StoredProgram, Vocabulary
 from tfwd.runs.settings import config as configs
 from tfwd.runs.storage import weights
 from tfwd.runs.storage.checkpoint import Checkpoints
-from tfwd.runs.storage.files import Claim
+from tfwd.runs.storage.folder_lock import FolderLock
 from tfwd.runs.storage.state import Progress
 
 _WEIGHTS = "weights.npz"
@@ -42,7 +42,7 @@ class RunFolder:
         self.report = self.path / "report"
         self.checkpoints = Checkpoints(self.path / "checkpoints", check=Progress.from_json)
         self.best = Checkpoints(self.path / "best", check=Progress.from_json)
-        self._claim: Claim | None = None
+        self._lock: FolderLock | None = None
         self._run: tuple[ml_collections.ConfigDict, Vocabulary] | None = None
         self._begun = False
 
@@ -56,7 +56,7 @@ class RunFolder:
                 with another configuration or vocabulary.
         """
         busy = f"another process is training in the workdir {self.path}"
-        self._claim, self._begun = Claim(self.path, busy), False
+        self._lock, self._begun = FolderLock(self.path, busy), False
         try:
             for folder in (
                 self.report,
@@ -208,6 +208,6 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another process use the folder."""
-        if self._claim is not None:
-            self._claim.release(used=self._begun)
-            self._claim = None
+        if self._lock is not None:
+            self._lock.release(used=self._begun)
+            self._lock = None

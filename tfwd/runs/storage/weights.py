@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.pretrained import SourceError
-from tfwd.pretrained.sources.archive import ArchiveSource
+from tfwd.pretrained.sources.npz_files import ArchiveSource
 from tfwd.runs.errors import UserError, reason
 from tfwd.runs.storage.files import check_readable
 

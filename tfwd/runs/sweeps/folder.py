@@ -19,8 +19,9 @@ import ml_collections
 from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.program import Program
 from tfwd.runs.settings.config import flat_keys, get
-from tfwd.runs.settings.keys import MayChange
-from tfwd.runs.storage.files import Claim, read_json, remove, write_atomically
+from tfwd.runs.settings.config_keys import MayChange
+from tfwd.runs.storage.files import read_json, remove, write_file
+from tfwd.runs.storage.folder_lock import FolderLock
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch
 
@@ -52,7 +53,7 @@ class SweepFolder:
         self.plots = self.path / "plots"
         self.plot = self.plots / "trials.png"
         self.tensorboard = self.path / "tensorboard"
-        self._claim: Claim | None = None
+        self._lock: FolderLock | None = None
         self._again = self._begun = self._fresh = False
 
     def trial(self, trial_id: str) -> Path:
@@ -87,7 +88,7 @@ class SweepFolder:
                 another sweep or something else.
         """
         busy = f"another process searches in the workdir {self.path}"
-        self._claim = Claim(self.path, busy)
+        self._lock = FolderLock(self.path, busy)
         self._again = self._begun = self._fresh = False
         try:
             there = os.path.lexists(self.description)
@@ -120,7 +121,7 @@ class SweepFolder:
         Raises:
             UserError: the folder cannot be written.
         """
-        write_atomically(self.description, json.dumps(description, indent=2) + "\n")
+        write_file(self.description, json.dumps(description, indent=2) + "\n")
         self._begun = True
         with as_user_error(f"cannot write the workdir {self.path}", OSError):
             for folder in (self.plots, self.tensorboard):
@@ -156,11 +157,11 @@ class SweepFolder:
 
     def close(self) -> None:
         """Lets another process use the folder."""
-        if self._claim is not None:
+        if self._lock is not None:
             if self._fresh and not self._begun:
                 self._clear()  # files that keras-tuner already made
-            self._claim.release(used=self._begun)
-            self._claim = None
+            self._lock.release(used=self._begun)
+            self._lock = None
 
 
 def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict[str, Any]:

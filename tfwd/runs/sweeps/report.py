@@ -11,7 +11,7 @@ from rich.table import Table
 from tfwd.runs.errors import as_user_error
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.sweeps import plots
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.live_table import Board
@@ -84,7 +84,7 @@ def write_best(
             note = "  # found" if key in sweep.space else ""
             text = json.dumps(value) if isinstance(value, str) else repr(value)
             lines.append(f"    config.{key} = {text}{note}")
-    write_atomically(folder.best_config, "\n".join([*lines, "    return config", ""]))
+    write_file(folder.best_config, "\n".join([*lines, "    return config", ""]))
 
 
 def space_table(sweep: Sweep, config: ml_collections.ConfigDict) -> Table:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.tuning import failures
 from tfwd.tuning.space import Spec, read
@@ -107,7 +107,7 @@ def write_csv(rows: Iterable[Row], keys: Iterable[str], folder: SweepFolder) -> 
     writer = csv.DictWriter(out, list(_record(empty, score)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(_record(row, score) for row in rows)
-    write_atomically(folder.table, out.getvalue())
+    write_file(folder.table, out.getvalue())
 
 
 def _record(row: Row, score: Score) -> dict[str, str]:

@@ -105,33 +105,33 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     from tfwd.runs.sweeps.live_table import Board
     from tfwd.runs.sweeps.tuner import RunTuner, SweepEnd
     from tfwd.runs.training.display import Output
-    from tfwd.tuning import workers
+    from tfwd.tuning import chief_and_workers
 
     config = values.config
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     try:
-        role = workers.role()
-        workers.check_address(role)
+        role = chief_and_workers.role()
+        chief_and_workers.check_address(role)
     except ValueError as error:
         raise UserError(str(error)) from error
-    timeout = None if role == workers.ALONE else values.worker_timeout
+    timeout = None if role == chief_and_workers.ALONE else values.worker_timeout
     data = program.read_data(config)
     stop = StopRequest()
     output = Output()
     output.on_reader_gone = stop.output_is_gone
-    if role == workers.WORKER:
+    if role == chief_and_workers.WORKER:
         _wait_for_chief(values.chief_timeout, output, stop)
     folder = SweepFolder(values.workdir, program)
     description = describe(sweep, config, data.fingerprint())
     again = False
-    if role != workers.WORKER:
+    if role != chief_and_workers.WORKER:
         again = folder.open(description, values.overwrite)
     elif folder.description.exists():
         folder.verify(description)
     try:
         seeds = [config.seed + number for number in range(sweep.executions_per_trial)]
-        whole = role != workers.WORKER
+        whole = role != chief_and_workers.WORKER
         board = Board(sweep.space, folder, config.training.epochs, seeds, output, whole=whole)
         oracle = _oracle(sweep, config, timeout)
         board.total = report.trial_count(sweep, oracle)
@@ -144,13 +144,13 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
             done = sorted(board.rows.values(), key=lambda row: int(row.trial))
             rows.write_csv(done, sweep.space, folder)
 
-        if role != workers.WORKER:
+        if role != chief_and_workers.WORKER:
             board.changed = write_table
             for trial in oracle.trials.values():
                 _add_resumed_trial(board, trial, folder)
             board.mark_stopped()
         _print_header(board, sweep, config, data, folder, notes, role, again)
-        if role != workers.WORKER:
+        if role != chief_and_workers.WORKER:
             folder.begin(description)
             hparams.write_space(folder.tensorboard, sweep.space, program.score)
         code = 0
@@ -163,7 +163,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
             code = end.cause.exit_code
         except KeyboardInterrupt:
             code = 130
-        if role == workers.WORKER:
+        if role == chief_and_workers.WORKER:
             board.line("the chief has no more trials" if not code else "stopped")
             return code
         board.mark_stopped()
@@ -189,7 +189,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
 
 def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
     """Waits before anything is written, so that a worker without a chief leaves nothing."""
-    from tfwd.tuning import workers
+    from tfwd.tuning import chief_and_workers
 
     def check() -> None:
         if stop:
@@ -197,8 +197,8 @@ def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
 
     try:
         with stop:
-            workers.wait_for_chief(seconds, output.print, check)
-    except workers.NoChief as error:
+            chief_and_workers.wait_for_chief(seconds, output.print, check)
+    except chief_and_workers.NoChief as error:
         raise UserError(f"{error} (--chief_timeout)") from error
 
 
@@ -215,13 +215,15 @@ def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
 
 
 def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
-    from tfwd.tuning import workers
+    from tfwd.tuning import chief_and_workers
 
-    if role == workers.CHIEF:  # the chief trains nothing, and its state is always on the disk
+    if (
+        role == chief_and_workers.CHIEF
+    ):  # the chief trains nothing, and its state is always on the disk
         tuner.search()
         return
     with stop:
-        if role == workers.ALONE:
+        if role == chief_and_workers.ALONE:
             tuner.search()
             return
         import grpc
@@ -269,11 +271,14 @@ def _with_flags(sweep: Sweep, values: flags.FlagValues) -> Sweep:
 def _print_header(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any, notes: list[str],
            role: str, again: bool) -> None:  # fmt: skip
     from tfwd.runs.sweeps.report import plan
-    from tfwd.tuning import workers
+    from tfwd.tuning import chief_and_workers
 
-    what = {workers.CHIEF: "chief of the sweep", workers.WORKER: "worker of the sweep"}
+    what = {
+        chief_and_workers.CHIEF: "chief of the sweep",
+        chief_and_workers.WORKER: "worker of the sweep",
+    }
     board.line(f"{data.name}: {data.size} for training; {what.get(role, 'sweep')} in {folder.path}")
-    if role != workers.WORKER:
+    if role != chief_and_workers.WORKER:
         oracle = _oracle(sweep, config)
         for line in [*plan(sweep, oracle, config.training.epochs), *notes]:
             board.line(line)

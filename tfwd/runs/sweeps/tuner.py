@@ -25,11 +25,11 @@ from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.trial import promote, run
-from tfwd.runs.training.divergence import Diverged
+from tfwd.runs.training.non_finite_steps import Diverged
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.train import free_memory
+from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
 from tfwd.tuning.space import read
-from tfwd.tuning.workers import FaultTolerantTuner
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tfwd.runs.errors import as_user_error
 from tfwd.runs.interfaces import Score
-from tfwd.runs.storage.files import read_bytes, write_atomically
+from tfwd.runs.storage.files import read_bytes, write_file
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.learning_curves import curves
 from tfwd.runs.storage.metrics import read_metrics
@@ -57,7 +57,7 @@ def draw_curves(
 
 def complete(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
     """Writes `report/summary.json`, which marks the report as complete. Returns the summary."""
-    write_atomically(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_file(folder.report / "summary.json", json.dumps(summary, indent=2) + "\n")
     return summary
 
 

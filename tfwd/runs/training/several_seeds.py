@@ -16,7 +16,8 @@ from rich.table import Table
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.storage.files import Claim, write_atomically
+from tfwd.runs.storage.files import write_file
+from tfwd.runs.storage.folder_lock import FolderLock
 from tfwd.runs.training import train as training
 from tfwd.runs.training.signals import StopRequest
 
@@ -84,7 +85,7 @@ def train(
             a single run.
     """
     from tfwd.runs.training.display import Output
-    from tfwd.runs.training.divergence import Diverged  # loads TensorFlow; not for --help
+    from tfwd.runs.training.non_finite_steps import Diverged  # loads TensorFlow; not for --help
     from tfwd.runs.workers.workers import Workers
 
     folder = Path(workdir)
@@ -96,7 +97,7 @@ def train(
     output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
     busy = f"another process is training in the workdir {folder}"
-    claim = workers.together(lambda: Claim(folder, busy) if workers.is_chief else None)
+    lock = workers.together(lambda: FolderLock(folder, busy) if workers.is_chief else None)
     begun = False
     try:
         outcomes: list[Outcome] = []
@@ -118,7 +119,7 @@ def train(
             outcomes.append(Outcome(seed, numbers, failed))
         content = {"runs": [o._asdict() for o in outcomes], "together": compare(outcomes)}
         if workers.is_chief:
-            write_atomically(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
+            write_file(folder / "seeds.json", json.dumps(content, indent=2) + "\n")
         output.print(table(outcomes))
         wrong = [str(outcome.seed) for outcome in outcomes if outcome.failed]
         which = f": seed {', '.join(wrong)}" if wrong else ""
@@ -129,8 +130,8 @@ def train(
         )
         return outcomes
     finally:
-        if claim is not None:
-            claim.release(used=begun or any(folder.glob("seed-*")))
+        if lock is not None:
+            lock.release(used=begun or any(folder.glob("seed-*")))
 
 
 def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:

@@ -25,15 +25,15 @@ from tfwd.numerics import worker_reports
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
-from tfwd.numerics.details import measure_tensor
-from tfwd.numerics.frames import Frame
+from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Measurement, Report
+from tfwd.numerics.tensor_measurements import measure_tensor
 from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.gathered_gradients import GatheredGradients
+from tfwd.runs.training.gradient_accumulation import GatheredGradients
 from tfwd.runs.training.optimizer import find_averaging
 from tfwd.runs.workers.workers import Workers
 

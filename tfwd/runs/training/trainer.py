@@ -21,13 +21,13 @@ from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
-from tfwd.runs.storage.files import write_atomically
+from tfwd.runs.storage.files import write_file
 from tfwd.runs.storage.folder import RunFolder
 from tfwd.runs.storage.metrics import Metrics
 from tfwd.runs.storage.state import Progress, RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.divergence import Divergence, report_text
+from tfwd.runs.training.non_finite_steps import Divergence, report_text
 from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
@@ -337,7 +337,7 @@ class Trainer(abc.ABC):
         if self._metrics is not None:
             self._metrics.text("non_finite", text, failure.step)
             self._report_path.parent.mkdir(exist_ok=True)
-            write_atomically(self._report_path, text)
+            write_file(self._report_path, text)
         if done != "the run ends":
             self.display.line(f"{report.sentence if report else text}: {done}")
 

@@ -1,0 +1,290 @@
+"""`Link`: runs the call of one layer on the effective weights of an `InPlace`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras, training_flag
+from tfwd._graph import graphs
+from tfwd.layers._substitution import (
+    call_scopes,
+    method_hooks,
+    per_example_call,
+    recurrent_call,
+    unsupported_reads,
+)
+from tfwd.layers._substitution.in_place import present_calls
+from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
+from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin, _CallCache
+from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
+
+
+class Link(WeightPerturbationMixin):
+    """One `InPlace` in the call of one layer.
+
+    Args:
+        owner: The `InPlace`.
+        layer: Hooked layer.
+        targeted: Weights that the layer substitutes. Empty for a container.
+    """
+
+    def __init__(self, owner: InPlace, layer: keras.Layer, targeted: TargetedWeights) -> None:
+        self.in_place = owner
+        self.layer = layer
+        self.name = layer.name
+        self.parametrizations = {target.path: p for target, p in targeted}
+        self.references = owner.references
+        self.draws: Any = _PresentDraws(owner)
+        self._call_cache = _CallCache()
+        self._own = targeted
+        self.substituted = frozenset(id(target.variable) for target, _ in targeted)
+        if targeted:
+            names = {id(target.variable): target.name for target, _ in targeted}
+            unsupported_reads.check_normalized(layer, names)
+            per_example_call.check(layer, targeted)
+
+    @property
+    def is_effective(self) -> bool:
+        """True if the layer runs on effective weights. False for a container."""
+        return bool(self._own)
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        """Number of the present call."""
+        number = tf.raw_ops.Unpack(value=present_calls.by_owner()[self.in_place].state, num=2)[1]
+        return int(number) if tf.executing_eagerly() else number
+
+    def effective_weights(
+        self, call: int | tf.Tensor, examples: int | None = None
+    ) -> dict[str, tf.Tensor]:
+        """Returns the weights that this layer substitutes in a training call."""
+        return self.in_place.effective_of(self._own, call, examples)
+
+    def _all_parametrizations(self) -> list[Parametrizations]:
+        others = [{t.path: p for t, p in one.targeted} for one in around(self.layer)]
+        return [*super()._all_parametrizations(), *others]
+
+    @property
+    def recompute(self) -> bool:  # type: ignore[override]
+        """True if no effective weight is stored for backward."""
+        return self.in_place.recompute
+
+    def _subject(self) -> keras.Layer:
+        return self.layer
+
+    def _owner(self) -> keras.Layer:
+        return self.layer
+
+    def _calls_subject(self) -> bool:
+        return method_hooks.is_first_link(self.layer, self)
+
+    def _targeted(self) -> TargetedWeights:
+        self._call_cache.targeted_from = ()
+        return self._own
+
+    def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
+        held = super()._begun_references(training)
+        own = [v for pair in self._own for v in self.in_place.references_of(*pair)]
+        return [*held, *own]
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer, on effective weights in training.
+
+        Args:
+            function: The link before this one, or the layer's own call.
+            *args: Positional arguments of the layer's `call`.
+            **kwargs: Keyword arguments of the layer's `call`.
+        """
+        owner = self.in_place
+        training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
+        flag = training_flag.standardize(training)
+        step = call_scopes.present_step()
+        if training is None and step is not None:
+            flag, function = True, functools.partial(_in_training, function)
+        acting = True if call_scopes.is_sampling() else flag
+        is_raw = acting is False and owner.is_stochastic
+        if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
+            return self._passed_on(owner, flag, function, args, kwargs)
+        present = present_calls.by_owner().get(owner)
+        if present is not None and present.state is None:
+            return function(*args, **kwargs)
+        if present is not None:
+            return self._run(present, flag, function, names, values)
+        self._make_weights(flag, args, kwargs)
+        if step is not None and acting is not False:
+            step.has_trained = True
+        present = owner.begin(self.layer, acting)
+        with owner.effective_reads(self.layer):
+            return self._run(present, flag, function, names, values)
+
+    def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Lets the layer create weights that a call of this kind uses, outside all scopes."""
+        key = flag if isinstance(flag, bool) else None
+        made_for = self._call_cache.made_for
+        if key not in made_for and _keras.layers.awaits_call(self.layer):
+            made_for.add(key)
+            with present_calls.restored(
+                {**present_calls.by_owner(), self.in_place: present_calls.NO_CALL}
+            ):
+                _keras.layers.build_by_call(self.layer, args, kwargs)
+        made_for.add(key)
+
+    def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, present_calls.Present]:
+        """Takes call numbers for parametrizations of layers inside, before the call is traced."""
+        present = {*present_calls.by_owner(), self.in_place}
+        layers = _keras.layers.all_layers(self.layer)[1:]
+        owners = [one for inner in layers for one in around(inner) if one not in present]
+        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}
+
+    def _passed_on(
+        self,
+        owner: InPlace,
+        flag: bool | tf.Tensor,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        calls = present_calls.by_owner()
+        if owner in calls:
+            calls = {**calls, owner: calls[owner]._replace(training=flag)}
+        with present_calls.restored(calls):
+            return function(*args, **kwargs)
+
+    def _run(
+        self,
+        present: present_calls.Present,
+        flag: bool | tf.Tensor,
+        function: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Calls the layer within the present call.
+
+        Args:
+            present: Present call of the parametrizations.
+            flag: Training flag of the layer.
+            function: The link before this one, or the layer's own call.
+            args: Positional arguments.
+            kwargs: Keyword arguments, without the training flag.
+        """
+        outer = present_calls.by_owner()
+        covered = present.covered | self.substituted
+        acting = True if call_scopes.is_sampling() else flag
+        layer = self.layer
+        begun = {} if self.substituted <= present.covered else self._begun_inside(acting)
+        own = present._replace(training=acting, covered=covered)
+        inner = {**outer, self.in_place: own, **begun}
+        accepts = _keras.layers.accepts_training(layer)
+
+        def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
+            if accepts:
+                kwargs["training"] = training
+            return function(*args, **kwargs)
+
+        # Backward may call it again, after the outermost call has ended.
+        def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
+            sampled = call_scopes.is_sampling()
+            now = inner[self.in_place]._replace(training=True if sampled else training)
+            with present_calls.restored({**inner, self.in_place: now}):
+                return used(*args, training=training, **kwargs)
+
+        call = functools.partial(within, plain)
+        if self.substituted <= present.covered:
+            return call(*args, training=flag, **kwargs)
+        replay = present_calls.replay()
+        if replay is not None and flag is True:
+            with present_calls.restored(self._preparing(inner)):
+                return replay.call(self, functools.partial(call, *args, **kwargs, training=True))
+        used = call
+        if self._calls_subject() and recurrent_call.is_plain(layer):
+            fast = functools.partial(recurrent_call.fast_or_plain_call, layer, plain)
+            used = functools.partial(within, fast)
+        elif self._calls_subject() and per_example_call.is_product(layer):
+            product = functools.partial(per_example_call.call, layer, plain)
+            used = call = functools.partial(within, product)
+        if acting is not False:
+            per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
+        with present_calls.restored(self._preparing(inner)):
+            return self._perturbed_call(used, args, kwargs, flag, call)
+
+    def _preparing(
+        self, calls: dict[InPlace, present_calls.Present]
+    ) -> dict[InPlace, present_calls.Present]:
+        """Returns the present calls for reads before the layer's call, which need raw values.
+
+        Each link of the layer, this one and earlier ones, computes its own weights in the call.
+        """
+        hook = method_hooks.hook_of(self.layer)
+        links = [] if hook is None else hook.links
+        own = self.substituted.union(*(link.substituted for link in links))
+        return {one: now._replace(covered=now.covered | own) for one, now in calls.items()}
+
+
+class _PresentDraws:
+    """The draws of the present call, in place of a layer's own `SeedStream`."""
+
+    def __init__(self, owner: InPlace) -> None:
+        self._owner = owner
+
+    @property
+    def state(self) -> keras.Variable:
+        return self._owner.draws.state
+
+    @property
+    def calls(self) -> int | tf.Tensor:
+        return self._owner.calls
+
+    @property
+    def share_across_replicas(self) -> bool:
+        return self._owner.draws.share_across_replicas
+
+    def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
+        """Returns the number of the present call, which its outermost layer has counted."""
+        return present_calls.by_owner()[self._owner].state
+
+    def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
+        """Returns the seeds of the weights at some positions."""
+        present = present_calls.by_owner()[self._owner].seeds
+        return [present[position] for position in positions]
+
+
+def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer with the training flag of Keras set for the layers inside it."""
+    with _keras.layers.CallState().restored(True):
+        return function(*args, **kwargs)
+
+
+def around(layer: keras.Layer) -> list[InPlace]:
+    """Returns the parametrizations that hook a layer."""
+    hook = method_hooks.hook_of(layer)
+    return [] if hook is None else [link.in_place for link in hook.links]
+
+
+def links_of(owner: InPlace) -> list[Link]:
+    """Returns the links of an `InPlace`, one for each layer that it hooks."""
+    return [
+        Link(owner, layer, own)
+        for layer in distinct_layers(owner.target)
+        if (own := _substituted(owner, layer)) is not None
+    ]
+
+
+def _substituted(owner: InPlace, layer: keras.Layer) -> TargetedWeights | None:
+    """Returns the weights that a layer substitutes, or None if it is not hooked."""
+    inside = [owner.by_id[id(v)] for v in layer.weights if id(v) in owner.by_id]
+    if not inside:
+        return None
+    own = {id(v) for v in _keras.layers.held_weights(layer)}
+    if isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper)):
+        return inside
+    return inside if any(id(t.variable) in own for t, _ in inside) else []
+
+
+def distinct_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns a layer and the layers in it, each once."""
+    return list({id(inner): inner for inner in _keras.layers.all_layers(layer)}.values())

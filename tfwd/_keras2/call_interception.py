@@ -1,0 +1,225 @@
+"""Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
+
+Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
+the present thread's handler, or the original call. Other threads are not affected. Subclasses that
+call `super().call`, and wrappers that call `layer.call`, are intercepted too.
+
+Keras 2 draws with operations whose state is not in a variable, so it cannot be restored. But all
+its layers draw through one class. Its methods are replaced too, to record what one pass draws and
+to replay it in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import RandomGenerator
+from keras.src.engine.compile_utils import match_dtype_and_rank
+from keras.src.losses import LossFunctionWrapper
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+
+from tfwd._keras2.layers import NoAutographLayer, all_layers
+from tfwd._keras2.variables import Substitution, present_scope, tf_variable
+from tfwd._keras_shared import interception, substitution_scopes
+from tfwd._keras_shared.interception import Handler, patched
+
+_METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
+
+_here = threading.local()
+_numbers = itertools.count(1)
+
+
+class Draws:
+    """The draws of one pass, in their order. It is true if there are any.
+
+    Attributes:
+        inside: bool. Something was drawn in an inner graph, of a loop or a branch. No other pass
+            can see such a draw.
+    """
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._drawn: list[tuple[str, tf.Tensor]] = []
+        self._next: int | None = None  # number of the next draw to replay
+        self._graph: tf.Graph | None = None
+
+    def __bool__(self) -> bool:
+        return self.inside or bool(self._drawn)
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Records the draws in the body."""
+        return self._installed(None)
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """Repeats the recorded draws in the body, if they have the same shapes."""
+        return self._installed(0)
+
+    @contextlib.contextmanager
+    def _installed(self, first: int | None) -> Iterator[None]:
+        before = getattr(_here, "draws", None)
+        _here.draws, self._next, self._graph = self, first, substitution_scopes.present_graph()
+        try:
+            with patched(_PATCHES):
+                yield
+        finally:
+            _here.draws = before
+
+    def draw(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        """Replaces a method of Keras's generator."""
+        if name == "dropout":
+            inputs, *rest = args
+            mask = self._value(name, generator, (tf.ones_like(inputs), *rest), kwargs)
+            return tf.where(mask > 0, inputs * mask, tf.zeros_like(inputs))
+        return self._value(name, generator, args, kwargs)
+
+    def _value(self, name: str, generator: RandomGenerator, args: tuple, kwargs: dict) -> tf.Tensor:
+        if _is_captured():
+            generator = _without_side_effects()
+        if substitution_scopes.present_graph() is not self._graph:
+            self.inside = True
+            return _OWN[name](generator, *args, **kwargs)
+        if self._next is None:
+            value = _OWN[name](generator, *args, **kwargs)
+            self._drawn.append((name, value))
+            return value
+        number, self._next = self._next, self._next + 1
+        fresh = functools.partial(_OWN[name], generator, *args, **kwargs)
+        if number >= len(self._drawn) or self._drawn[number][0] != name:
+            return fresh()
+        kept = self._drawn[number][1]
+        shape = tf.TensorShape(args[0].shape if name == "dropout" else _shape(args, kwargs))
+        return kept if shape.is_compatible_with(kept.shape) else fresh()
+
+
+def _shape(args: tuple, kwargs: dict) -> Any:
+    shape = args[0] if args else kwargs["shape"]
+    return tf.get_static_value(shape) if tf.is_tensor(shape) else shape
+
+
+def _is_captured() -> bool:
+    """Returns True if the present call must have no side effects."""
+    scope = present_scope()
+    while scope is not None:
+        if scope.capture:
+            return True
+        scope = scope.original_scope
+    return False
+
+
+def _without_side_effects() -> RandomGenerator:
+    """Returns a generator whose draws change neither the layer's state nor TensorFlow's."""
+    number = next(_numbers)
+    seed: Any = number
+    if not tf.executing_eagerly():  # otherwise a function would draw the same in each call
+        seed = tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=number)
+    return RandomGenerator(seed, rng_type=RandomGenerator.RNG_STATELESS)
+
+
+def _drawing(name: str, own: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    @functools.wraps(own)
+    def method(self: RandomGenerator, *args: Any, **kwargs: Any) -> tf.Tensor:
+        draws = getattr(_here, "draws", None)
+        if draws is None:
+            return own(self, *args, **kwargs)
+        return draws.draw(name, self, args, kwargs)
+
+    return method
+
+
+_OWN = {name: getattr(RandomGenerator, name) for name in _METHODS}
+_PATCHES = [(RandomGenerator, name, functools.partial(_drawing, name)) for name in _METHODS]
+
+
+def intercepted(
+    classes: Iterable[type], handler: Handler
+) -> contextlib.AbstractContextManager[None]:
+    """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
+
+    Args:
+        classes: Classes. Those that do not define `call` are ignored.
+        handler: Function that is called in place of `call`. It gets the original.
+    """
+    return interception.intercepted(classes, handler, _asking)
+
+
+def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    @autograph.autograph_artifact  # so that AutoGraph converts its content and not itself
+    @functools.wraps(original)
+    def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        own = functools.partial(original, self)
+        if not tf.executing_eagerly() and not isinstance(self, NoAutographLayer):
+            own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
+        return interception.ask(cls, self, own, args, kwargs)
+
+    return call
+
+
+class Observed(substitution_scopes.Observing, Substitution):
+    """A substitution that reports every read, update and loss."""
+
+
+class Captured(substitution_scopes.Capturing, Substitution):
+    """A substitution that stores all updates, except in functions that are traced in its body."""
+
+
+class Discarded(substitution_scopes.Discarding, Substitution):
+    """A substitution that discards all updates, except of chosen variables."""
+
+
+def users_code() -> contextlib.AbstractContextManager[Any]:
+    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does not use."""
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+
+
+def is_rematerialized(layer: keras.layers.Layer) -> bool:
+    """Returns True if Keras runs the layer a second time in backward. Keras 2 never does."""
+    return False
+
+
+def loss_object(loss: Any) -> keras.losses.Loss:
+    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
+    found = keras.losses.get(loss)
+    if isinstance(found, type):
+        found = found()
+    return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
+
+
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Returns targets and outputs in the dtype and rank in which Keras passes them to a loss."""
+    if not tf.is_tensor(y) or not tf.is_tensor(output):
+        return y, output
+    y, output, _ = match_dtype_and_rank(y, output, None)
+    return y, output
+
+
+def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Removes or adds a last axis of size one as Keras does before it weights losses."""
+    if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
+        weights = tf.squeeze(weights, [-1])
+    return values, weights
+
+
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """Returns the gradients of the regularizers of a model's trainable weights, in their order.
+
+    Keras 2 stores them in a layer as functions without arguments. The list also has functions that
+    a user passed to `add_loss`, which are the same for every example too.
+    """
+    sources = [tf_variable(variable) for variable in model.trainable_variables]
+    functions = [function for layer in all_layers(model) for function in layer._callable_losses]
+    if not functions:
+        return [None] * len(sources)
+    with tf.GradientTape() as tape:
+        losses = [tf.reduce_sum(loss) for f in functions if (loss := f()) is not None]
+    found = tape.gradient(losses, sources)
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]

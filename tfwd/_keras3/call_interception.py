@@ -1,0 +1,133 @@
+"""Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
+
+Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
+the present thread's handler, or the original call. Other threads are not affected. Subclasses that
+call `super().call`, and wrappers that call `layer.call`, are intercepted too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.losses.losses import LossFunctionWrapper
+
+from tfwd._keras3.variables import Substitution, value
+from tfwd._keras_shared import interception, substitution_scopes
+from tfwd._keras_shared.interception import Handler
+
+_FUSED = ("_can_attempt_fused_lstm", "_can_attempt_fused_gru")
+
+
+def intercepted(
+    classes: Iterable[type], handler: Handler
+) -> contextlib.AbstractContextManager[None]:
+    """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
+
+    Args:
+        classes: Classes. Those that do not define `call` are ignored.
+        handler: Function that is called in place of `call`. It gets the original.
+    """
+    # A fused pass through both directions of a Bidirectional would not call the two layers.
+    both: Any = keras.layers.Bidirectional
+    fused = [(both, name, _refusing) for name in _FUSED if hasattr(both, name)]
+    return interception.intercepted(classes, handler, _asking, fused)
+
+
+def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        return interception.ask(cls, self, functools.partial(original, self), args, kwargs)
+
+    return call
+
+
+def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def attempt(self: keras.Layer, *args: Any, **kwargs: Any) -> bool:
+        return interception.present_handler() is None and original(self, *args, **kwargs)
+
+    return attempt
+
+
+class Draws:
+    """Random draws that one pass records and another replays. On Keras 3 there are none.
+
+    There the state of each generator is a variable, which a pass can restore.
+    """
+
+    inside = False
+
+    def __bool__(self) -> bool:
+        return False
+
+    def recorded(self) -> contextlib.AbstractContextManager[None]:
+        """Records the draws in the body."""
+        return contextlib.nullcontext()
+
+    def replayed(self) -> contextlib.AbstractContextManager[None]:
+        """Repeats the recorded draws in the body."""
+        return contextlib.nullcontext()
+
+
+class Observed(substitution_scopes.Observing, Substitution):
+    """A substitution that reports every read, update and loss."""
+
+
+class Captured(substitution_scopes.Capturing, Substitution):
+    """A substitution that stores all updates, except in functions that are traced in its body."""
+
+
+class Discarded(substitution_scopes.Discarding, Substitution):
+    """A substitution that discards all updates, except of chosen variables."""
+
+
+def users_code() -> contextlib.AbstractContextManager[None]:
+    """Runs a model as Keras runs it in a function: without AutoGraph."""
+    return contextlib.nullcontext()
+
+
+def is_rematerialized(layer: keras.Layer) -> bool:
+    """Returns True if `keras.remat` runs the layer a second time in backward."""
+    return getattr(layer, "_remat_mode", None) is not None
+
+
+def loss_object(loss: Any) -> keras.losses.Loss:
+    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
+    found = keras.losses.get(loss)
+    if isinstance(found, type):
+        found = found()
+    return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
+
+
+def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
+    """Returns targets and outputs in the dtype in which Keras passes them to a loss."""
+    return tuple(
+        tf.nest.map_structure(lambda t: keras.ops.convert_to_tensor(t, loss.dtype), value)
+        for value in (y, output)
+    )
+
+
+def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Removes or adds a last axis of size one as Keras does before it weights losses."""
+    return squeeze_or_expand_to_same_rank(values, weights)
+
+
+def regularization(model: keras.Model) -> list[tf.Tensor | None]:
+    """Returns the gradients of the regularizers of a model's trainable weights, in their order."""
+    found: list[tf.Tensor | None] = []
+    for variable in model.trainable_variables:
+        if variable.regularizer is None:
+            found.append(None)
+            continue
+        raw = value(variable)
+        with tf.GradientTape() as tape:
+            tape.watch(raw)
+            loss = variable.regularizer(raw)
+        found.append(tape.gradient(loss, raw))
+    return found

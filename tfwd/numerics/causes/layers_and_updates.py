@@ -1,0 +1,234 @@
+"""Rules for causes in layers, their gradients and the updates of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tfwd import _keras
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.overflow import (
+    exp_limit,
+    exploding_gradients,
+    is_beyond_exp,
+    large_inputs,
+    overflows_half,
+)
+from tfwd.numerics.report import Cause, Measurement
+from tfwd.numerics.tensor_measurements import rows_text
+
+NORMALIZING = (
+    "BatchNormalization",
+    "LayerNormalization",
+    "GroupNormalization",
+    "UnitNormalization",
+)
+
+
+def normalization(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a layer that divides by the root of a variance near zero."""
+    first, before = evidence.first, evidence.before
+    kind = first.frame.layer
+    if kind not in NORMALIZING or first.frame.kind not in ("output", "gradient"):
+        return
+    name = first.frame.name.rpartition("/")[2]
+    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
+    epsilon = getattr(layer, "epsilon", None)
+    given = ""
+    advice = (
+        "use a larger epsilon (1e-3; in float16 nothing below 1e-4), a larger batch, and look for "
+        "units before it that are the same for all examples."
+    )
+    if before is not None and before.detail.low == before.detail.high:
+        given = f" Its input is {before.detail.low:g} everywhere."
+    if kind == "BatchNormalization" and evidence.batch_size == 1:
+        given = " The batch has 1 example, so the variance of each unit is 0."
+        advice = (
+            "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
+            "choose a batch size that leaves no last batch of 1."
+        )
+    yield Cause(
+        "a variance near zero",
+        f"The first non-finite tensor is the output of a {kind}, which divides by the root of a "
+        f"variance plus epsilon = {epsilon}.{given}",
+        advice,
+    )
+
+
+def domain(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a function outside its domain, which turns finite numbers into non-finite ones."""
+    first, before = evidence.first, evidence.before
+    what = f"'{first.frame.name}' makes"
+    if first.frame.kind == "input" and before is not None:
+        what = f"What is computed between '{before.frame.label}' and '{first.frame.label}' makes"
+    if first.frame.kind == "loss":
+        bad = [one for one in evidence.predictions if not one.is_finite]
+        first = next(iter(bad), first)
+        what = "What the model computes after its last layer makes"
+    if first.frame.kind not in ("input", "output", "pre-activation", "prediction"):
+        return
+    if before is None:
+        return
+    found = first.detail.summary
+    overflowing = [
+        one for one in evidence.tensors_before if found.positive_inf and is_beyond_exp(one)
+    ]
+    if overflowing and first is evidence.first:
+        before = overflowing[-1]
+    elif first is evidence.first and first.frame.kind == "output":
+        before = evidence.tensors_before[-1]
+    given = before.detail
+    infinite = found.positive_inf + found.negative_inf
+    kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
+    where = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
+    zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
+    where += _input_at_position(evidence, first, before)
+    scale = large_inputs(evidence, "x")
+    reasons = []
+    if found.nan:
+        reasons.append("NaN comes from 0/0, infinity minus infinity, an arccosine beyond 1, or a "
+                       "root, a fractional power or a logarithm of a negative number")  # fmt: skip
+    if overflowing:
+        what_exp = "data above" if before.frame.kind == "data" else "an output above"
+        limit = f"{exp_limit(before):.3g}, the limit of {before.frame.dtype}"
+        reasons.append(f"+infinity comes from the exponential of {what_exp} {limit}")
+    elif found.positive_inf:
+        reasons.append(
+            "+infinity comes from 1/0, an exponential beyond 88, or minus a logarithm of 0"
+        )
+    if found.negative_inf:
+        reasons.append("-infinity comes from a logarithm of 0, or from -1/0")
+    advice = (
+        f"clip '{before.frame.name}' before the exponential, as with tf.clip_by_value(.., -20, 20),"
+        " or subtract its maximum; a lower learning rate or clipped gradients keep it small"
+        if overflowing
+        else "clip the inputs, add a small number to the divisor, or subtract the maximum "
+        "before an exponential"
+    )
+    yield Cause(
+        "a function outside its domain",
+        f"{what} {' and '.join(kinds)} from finite numbers. "
+        f"The values of '{before.frame.label}' are from {given.low:.3g} to {given.high:.3g}{zeros}."
+        f"{where}{scale}",
+        f"{advice}{'; scale the data' if scale else ''}. ({'; '.join(reasons)}.)",
+    )
+
+
+def _input_at_position(evidence: Evidence, first: Measurement, before: Measurement) -> str:
+    """Returns the function's input at the only non-finite position, as text."""
+    values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
+    rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
+    if values is None or values.ndim != 2 or len(rows) != 1 or len(columns) != 1:
+        return ""
+    if first.detail.width != values.shape[1]:
+        return ""
+    value = values[rows[0], columns[0]]
+    return f" In column {columns[0]} of it '{before.frame.name}' is {value:.3g}."
+
+
+def backward(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a non-finite gradient after a finite forward pass."""
+    first = evidence.first
+    if first.frame.kind not in ("gradient", "weight gradient"):
+        return
+    if any(one.frame.kind == "loss" and not one.is_finite for one in evidence.found):
+        return
+    overflows = not first.detail.summary.nan and any(exploding_gradients(evidence))
+    if overflows or overflows_half(evidence):
+        return
+    kinds = ("input", "pre-activation", "output")
+    names = [first.frame.name, *first.frame.source]
+    zeros = [
+        one
+        for name in names
+        for one in evidence.of(*kinds)
+        if one.detail.summary.zeros and one.frame.name == name
+    ]
+    seen = "".join(
+        f" '{one.frame.label}' has {_counted(one.detail.summary.zeros, 'zero')}."
+        for one in zeros[:2]
+    )
+    source = " and ".join(f"'{name}'" for name in first.frame.source)
+    where = (
+        f"the gradient that {source} gives back to '{first.frame.name}' is not"
+        if source
+        else f"the gradient is not: what follows '{first.frame.name}', which is no layer but the "
+        "loss function or what is computed before it, has no finite derivative somewhere"
+    )
+    rows = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
+    if not source:
+        rows += _loss_inputs_text(evidence, first)
+    yield Cause(
+        "a function whose derivative is infinite",
+        f"The forward pass is finite, including the loss, and {where}.{seen}"
+        f"{rows if first.frame.kind == 'gradient' else ''}",
+        f"look in {source or 'it'} for a root, a norm, a logarithm or a power at 0, and for "
+        "tf.where around one of them: add a small number inside, and give both branches of "
+        "tf.where finite numbers.",
+    )
+
+
+def _loss_inputs_text(evidence: Evidence, first: Measurement) -> str:
+    """Returns the loss's inputs in the first row with a non-finite gradient, as text."""
+    labels = [values for name, values in evidence.data.items() if name.startswith("y")]
+    rows = np.flatnonzero(first.detail.rows)
+    if len(evidence.predictions) != 1 or len(labels) != 1 or not rows.size:
+        return ""
+    given = [np.asarray(evidence.predictions[0].detail.values), labels[0]]
+    for one in given:
+        if not one.shape or len(one) != len(first.detail.rows) or one[0].size > 4:
+            return ""
+        if not np.issubdtype(one.dtype, np.number):
+            return ""
+    shown = [", ".join(f"{x:.3g}" for x in np.ravel(one[rows[0]])) for one in given]
+    return f" In row {rows[0]} the prediction is {shown[0]} and the label {shown[1]}."
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def update(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for finite gradients that give a new value that is not finite."""
+    one = evidence.first
+    if one.frame.kind != "update":
+        return
+    rates = [rate.detail.high for rate in evidence.of("learning rate")]
+    gradients = evidence.of("weight gradient")
+    shown = f" The learning rate is {', '.join(f'{rate:.3g}' for rate in rates)}." if rates else ""
+    if gradients:
+        largest = max(gradients, key=lambda found: found.detail.summary.abs_max)
+        shown += (
+            f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of "
+            f"'{largest.frame.name}'."
+        )
+    constraint = _custom_constraint(evidence, one.frame.name)
+    if constraint is not None:
+        name = getattr(constraint, "__name__", type(constraint).__name__)
+        yield Cause(
+            "an update out of range",
+            f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is "
+            f"not. The weight has the constraint '{name}', which is applied after the update."
+            f"{shown}",
+            "call the constraint on the weight alone, and look in it for a division by zero, a "
+            "root or a logarithm; if its result is finite, lower the learning rate.",
+        )
+        return
+    yield Cause(
+        "an update out of range",
+        f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is not."
+        f"{shown}",
+        "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing below "
+        "1e-4), and keep weights in float32.",
+    )
+
+
+def _custom_constraint(evidence: Evidence, path: str) -> Any:
+    """Returns a weight's constraint. Returns None for Keras's constraints, which are finite."""
+    for variable in getattr(evidence.model, "trainable_variables", ()):
+        constraint = getattr(variable, "constraint", None)
+        if constraint is not None and _keras.variables.path(variable) == path:
+            return None if _keras.is_of_keras(type(constraint)) else constraint
+    return None

@@ -1,0 +1,68 @@
+"""Stores a training at the end of its last epoch, for `FiniteCheck(action="restore")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfwd import _keras
+from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
+from tfwd.numerics.bad_step_policy import BadStepPolicy
+from tfwd.numerics.checked_step import not_finite, tracked
+
+
+class EpochSnapshot:
+    """Snapshot of all variables of a model and its optimizers at an epoch's end, without metrics.
+
+    Args:
+        model: the compiled model.
+        policy: the policy that stores the values and restores them.
+
+    Raises:
+        ValueError: a learning rate is a schedule, which cannot be multiplied.
+    """
+
+    def __init__(self, model: keras.Model, policy: BadStepPolicy):
+        self._model, self._policy = model, policy
+        self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
+        for leaf in self._leaves():
+            if not wrapped_optimizers.has_fixed_rate(leaf):
+                raise ValueError(
+                    "FiniteCheck(action='restore') lowers the learning rate, but the "
+                    f"learning rate of {type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' is "
+                    "a schedule: give the optimizer a number, or use action='skip'"
+                )
+
+    def take(self) -> None:
+        """Takes a snapshot, if the weights and the optimizers' variables are finite.
+
+        An unchecked step may have made them non-finite. Then the previous snapshot stays.
+        """
+        if not_finite(self._model):
+            return
+        metrics = {
+            id(_keras.variables.tf_variable(variable))
+            for metric in self._model.metrics
+            for variable in metric.variables
+        }
+        self._policy.store(v for v in tracked(self._model) if id(v) not in metrics)
+        self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
+
+    def restore(self) -> str:
+        """Restores the snapshot. Returns the learning rates as text."""
+        factor = self._policy.leave_behind()
+        for leaf, rate in self._rates:
+            leaf.learning_rate = rate * factor
+        return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
+
+    def _leaves(self) -> list[Any]:
+        optimizers = _keras_training.optimizers(self._model)
+        leaves = [leaf for optimizer in optimizers for leaf in wrapped_optimizers.leaves(optimizer)]
+        return [leaf for leaf in leaves if wrapped_optimizers.has_learning_rate(leaf)]
+
+
+def _rate(leaf: Any) -> float:
+    return float(tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf)))

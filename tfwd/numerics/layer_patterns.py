@@ -1,0 +1,66 @@
+"""Choice of layers and weights of a model, by regular expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tfwd import _keras, path_patterns
+
+
+class Patterns:
+    """Choice of names by regular expressions.
+
+    Args:
+        who: str. The beginning of each message.
+        include: regular expression of chosen layers and weights, or a list of them; `None` chooses
+            all. A pattern must match the full path or its last components.
+        exclude: the same, for layers and weights that are not chosen. It wins over `include`.
+
+    Raises:
+        ValueError: a pattern is no regular expression.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        include: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+    ):
+        given = {"include": include, "exclude": exclude}
+        self._who = who
+        self._expressions = {
+            what: [
+                path_patterns.compiled(pattern, f"{who}: {what}={pattern!r}")
+                for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+            ]
+            for what, patterns in given.items()
+            if patterns is not None
+        }
+
+    def check(self, model: Any, *others: str) -> None:
+        """Raises a ValueError if a pattern matches no layer, no weight and none of `others`."""
+        weights = [_keras.variables.path(variable) for variable in model.weights]
+        known = [*_layer_paths(model), *weights]
+        each = [(what, one) for what, some in self._expressions.items() for one in some]
+        for what, expression in each:
+            if not any(path_patterns.matches(expression, path) for path in (*known, *others)):
+                raise ValueError(
+                    f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
+                    f"model '{model.name}', which has {', '.join(known[:12])}"
+                    f"{' and more' if len(known) > 12 else ''}"
+                )
+
+    def choose(self, name: str) -> bool:
+        """Returns True if a layer or a weight is chosen."""
+        fits = {
+            what: any(path_patterns.matches(one, name) for one in some)
+            for what, some in self._expressions.items()
+        }
+        return fits.get("include", True) and not fits.get("exclude", False)
+
+
+def _layer_paths(layer: Any, path: str = "") -> Iterator[str]:
+    for inner in _keras.layers.sublayers(layer):
+        yield path + inner.name
+        yield from _layer_paths(inner, f"{path}{inner.name}/")
