@@ -221,9 +221,26 @@ def joined():
     return keras.Model(inputs, head()(layers.Concatenate()(rows)))
 
 
+def columns():
+    """Returns a model that reads an image column by column, as for text in images."""
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution()),
+        *(layers.Reshape((4, 12), name="r"), head()),
+    )
+
+
+def tokens():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Reshape((12, 4), name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (columns, "'r' reshapes an image of (4, 3, 4) to (4, 12)"),
+        (tokens, "'r' reshapes an image of (4, 3, 4) to (12, 4)"),
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
         (joined, "joins flattened features with others"),
         (with_block, "has convolutions inside, and may return an image"),
@@ -253,6 +270,28 @@ def test_the_mapping_says_the_order(tmp_path):
     np.testing.assert_allclose(model(X), linear(rows), rtol=1e-4, atol=1e-4)
     with pytest.raises(PlanError, match="says that 24 entries are flattened before the layer"):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
+
+
+def test_the_mapping_says_the_order_in_a_row_of_an_image(tmp_path):
+    weight = RNG.normal(size=(6, 12))
+    saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": LINEAR["f.bias"]})
+    model = columns()
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 3))})
+    rows = convolved(X).transpose(0, 2, 1, 3).reshape(2, 4, 12)
+    expected = rows @ weight.T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_and_groups_of_channels_keep_their_order(tmp_path):
+    """Checks a `Dense` layer on the channels of an image whose positions were merged."""
+    bias = RNG.normal(size=6)
+    for shape in ((12, 4), (4, 3, 2, 2)):
+        weight = RNG.normal(size=(6, shape[-1]))
+        model = sequential(keras.Input((5, 4, 3)), convolution(), layers.Reshape(shape), head())
+        saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+        rows = np.moveaxis(convolved(X), 1, -1).reshape(2, *shape)
+        np.testing.assert_allclose(model(X), rows @ weight.T + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_an_image_of_the_data_is_not_known(tmp_path):

@@ -246,7 +246,7 @@ class _Walk:
         if is_reshape or _operation(layer) == "reshape":
             if len(result) == 1:
                 return _flattened(order, shape, layer.name, False)
-            return order if result == shape else None
+            return _reshaped(order, shape, result, layer.name)
         if isinstance(layer, keras.layers.Permute):
             return tuple(order[i - 1] for i in layer.dims) if isinstance(order, tuple) else None
         if isinstance(layer, _CONCATENATION) or _operation(layer) in ("concatenate", "concat"):
@@ -331,7 +331,7 @@ class _Walk:
         if isinstance(layer, keras.layers.Reshape) or _operation(layer) == "reshape":
             if len(shape) == 1 and len(result) > 1:
                 return _flattened(later, result, layer.name, False)
-            return later if shape == result else None
+            return _reshaped(later, result, shape, layer.name)
         if isinstance(layer, keras.layers.Permute) and isinstance(later, tuple):
             places = [layer.dims.index(i + 1) for i in range(len(shape))]
             return tuple(later[place] for place in places)
@@ -391,6 +391,36 @@ def _flattened(order: Order, shape: Shape, name: str, channels_first: bool) -> O
     if channels_first:
         shape, order = (*shape[1:], shape[0]), (*order[1:], order[0])
     return flattened_order(shape, order)
+
+
+def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
+    """Returns the order of the axes of a tensor after a reshape to several axes.
+
+    Args:
+        order: the order of the axes before.
+        shape, result: the shapes before and after.
+        name: str. The name of the layer.
+    """
+    if result == shape:
+        return order
+    if isinstance(order, Doubt):
+        why = order.why
+    elif isinstance(order, tuple) and flattened_order(shape, order):
+        why = f"'{name}' reshapes an image of {shape} to {result}"
+    else:
+        return None
+    size, at = 1, len(shape)
+    while at and size != result[-1] and shape[at - 1] is not None:
+        at -= 1
+        size *= shape[at]
+    last = shape[at:]  # the axes that become the last one
+    if size != result[-1]:
+        is_same = bool(result[-1] and shape[-1]) and shape[-1] % result[-1] == 0  # it is divided
+    elif isinstance(order, Doubt):
+        is_same = sum(size != 1 for size in last) < 2
+    else:
+        is_same = flattened_order(last, order[at:]) is None
+    return Doubt(why) if is_same else Unclear(why)
 
 
 def _merged(layer: Any, got: list[Order], shapes: list[Shape], result: Shape) -> Order:
