@@ -146,6 +146,26 @@ def test_dense_whose_outputs_become_an_image(style, tmp_path):
     np.testing.assert_allclose(model(x.astype("float32")), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_recurrent_layer_on_one_flattened_image(tmp_path):
+    weight = RNG.normal(size=(6, 48)) / 10
+    model = sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Flatten(), layers.Reshape((1, 48))),
+        layers.SimpleRNN(6, name="f", use_bias=False),
+    )
+    saved(tmp_path, KERNEL, {"f.weight_ih_l0": weight, "f.weight_hh_l0": np.zeros((6, 6))})
+    load(
+        model,
+        tmp_path,
+        mapping={
+            "c": "c",
+            "f/.*/kernel": "f.weight_ih_l0",
+            "f/.*/recurrent_kernel": "f.weight_hh_l0",
+        },
+    )
+    expected = np.tanh(convolved(X).reshape(2, -1) @ weight.T)
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrent_layers_on_flattened_frames(tmp_path):
     frames = np.stack([X, X[::-1]], axis=1)
     w, u = RNG.normal(size=(3, 48)), RNG.normal(size=(3, 3))
@@ -236,9 +256,45 @@ def tokens():
     )
 
 
+def mean_column():
+    def mean(image):
+        return image[:, 0] / 2 + image[:, 1] / 2
+
+    return sequential(
+        *(
+            keras.Input((5, 4, 3)),
+            convolution(),
+            layers.Lambda(mean, name="r", output_shape=(3, 4)),
+        ),
+        *(layers.Flatten(), head()),
+    )
+
+
+class Backbone(Block):
+    """A custom layer that flattens an image."""
+
+    def call(self, x):
+        image = self.c(x)
+        return layers.Flatten()(image)
+
+
+def with_backbone():
+    return sequential(keras.Input((5, 4, 3)), Backbone(name="r"), head())
+
+
+def on_channels():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Dense(4, name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (mean_column, "'r' changes the axes of an image of (4, 3, 4)"),
+        (with_backbone, "'r' has convolutions inside, and may flatten an image"),
+        (on_channels, "'r' is on the channels of an image of (4, 3, 4)"),
         (columns, "'r' reshapes an image of (4, 3, 4) to (4, 12)"),
         (tokens, "'r' reshapes an image of (4, 3, 4) to (12, 4)"),
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
@@ -250,8 +306,9 @@ def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
     model = make()
     model(X)
     saved(tmp_path, KERNEL, LINEAR)
+    mapping = {"c": "c", "f": "f", **({"r": "r"} if make is on_channels else {})}
     with pytest.raises(PlanError) as caught:
-        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+        load(model, tmp_path, mapping=mapping)
     assert "'f/kernel'" in str(caught.value)
     assert message in str(caught.value)
     assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)

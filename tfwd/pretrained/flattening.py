@@ -238,7 +238,9 @@ class _Walk:
         if isinstance(layer, keras.layers.Dense):
             if len(result) < 2:
                 return None
-            return order if isinstance(order, (tuple, Doubt)) else tuple(range(len(result)))
+            if _is_image(order, shape):  # PyTorch's layer has channels last
+                return Doubt(f"'{layer.name}' is on the channels of an image of {shape}")
+            return order if isinstance(order, Doubt) else tuple(range(len(result)))
         if isinstance(layer, keras.layers.Flatten):
             first = getattr(layer, "data_format", "channels_last") == "channels_first"
             return _flattened(order, shape, layer.name, first)
@@ -257,8 +259,15 @@ class _Walk:
             return _merged(layer, got, shapes, result)
         if flat:
             return Unclear(f"'{layer.name}' changes flattened features")
-        if len(result) > 1 and _has_convolutions(layer):
-            return Doubt(f"'{layer.name}' has convolutions inside, and may return an image")
+        if len(result) > 1:
+            if _is_image(order, shape):
+                return Doubt(f"'{layer.name}' changes the axes of an image of {shape}")
+            inside = f"'{layer.name}' has convolutions inside, and may return an image"
+            if _has_convolutions(layer):
+                return Doubt(inside)
+            return order if isinstance(order, Doubt) else None
+        if len(result) == 1 and _has_convolutions(layer) and not _has_units(layer, result[0]):
+            return Unclear(f"'{layer.name}' has convolutions inside, and may flatten an image")
         if len(result) != 1 or not isinstance(order, tuple) or math.prod(shape) != result[0]:
             return None
         return (
@@ -403,10 +412,17 @@ def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
     """
     if result == shape:
         return order
-    if isinstance(order, Doubt):
-        why = order.why
-    elif isinstance(order, tuple) and flattened_order(shape, order):
+    if isinstance(order, Flat):
+        if result[-1] == shape[-1]:
+            return order
+        if result == order.shape:
+            return order.axes
+        why = f"'{name}' changes flattened features"
+        return Doubt(why) if result[-1] == order.shape[-1] else Unclear(why)
+    if _is_image(order, shape):
         why = f"'{name}' reshapes an image of {shape} to {result}"
+    elif isinstance(order, Doubt):
+        why = order.why
     else:
         return None
     size, at = 1, len(shape)
@@ -445,6 +461,11 @@ def _agreed(orders: list[Order]) -> Order:
         return Unclear("its outputs become an image, and other layers use them too")
     known = {order for order in orders if order is not None}
     return known.pop() if len(known) == 1 else None
+
+
+def _is_image(order: Order, shape: Shape) -> bool:
+    """Returns True if PyTorch would flatten a tensor in another order."""
+    return isinstance(order, tuple) and flattened_order(shape, order) is not None
 
 
 def _image(rank: int) -> Axes:
@@ -502,6 +523,11 @@ def _has_convolutions(layer: Any) -> bool:
     if not isinstance(layer, keras.layers.Layer):
         return False
     return any(isinstance(held, _IMAGES) for held in _keras.layers.all_layers(layer))
+
+
+def _has_units(layer: Any, count: int | None) -> bool:
+    """Returns True if a weight of a layer has as many outputs: then the layer flattens nothing."""
+    return any(tuple(weight.shape)[-1:] == (count,) for weight in layer.weights)
 
 
 def _keras_weights(layer: Any) -> list[Any]:
