@@ -435,7 +435,7 @@ def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
     elif isinstance(order, Doubt):
         is_same = sum(size != 1 for size in last) < 2
     else:
-        is_same = flattened_order(last, order[at:]) is None
+        is_same = isinstance(order, tuple) and flattened_order(last, order[at:]) is None
     return Doubt(why) if is_same else Unclear(why)
 
 
