@@ -388,3 +388,16 @@ def test_functions_that_flatten(tmp_path):
     load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f"})
     expected = linear(convolved(X).reshape(2, -1))
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_vector_of_a_sequence_of_any_length(tmp_path):
+    table, weight = RNG.normal(size=(9, 4)), RNG.normal(size=(6, 4))
+    model = sequential(
+        *(keras.Input((None,)), layers.Embedding(9, 4, name="e")),
+        layers.Lambda(lambda x: x[:, 0], output_shape=(4,)),
+        layers.Dense(6, use_bias=False, name="f"),
+    )
+    saved(tmp_path, {"e.weight": table, "f.weight": weight})
+    load(model, tmp_path, mapping={"e": "e", "f": "f"})
+    ids = np.array([[1, 8, 0], [2, 2, 5]])
+    np.testing.assert_allclose(model(ids), table[ids[:, 0]] @ weight.T, rtol=1e-4, atol=1e-6)

@@ -268,7 +268,9 @@ class _Walk:
             return order if isinstance(order, Doubt) else None
         if len(result) == 1 and _has_convolutions(layer) and not _has_units(layer, result[0]):
             return Unclear(f"'{layer.name}' has convolutions inside, and may flatten an image")
-        if len(result) != 1 or not isinstance(order, tuple) or math.prod(shape) != result[0]:
+        if len(result) != 1 or not isinstance(order, tuple) or None in shape:
+            return None  # (A tensor of unknown length does not become features.)
+        if math.prod(shape) != result[0]:
             return None
         return (
             Unclear(f"'{layer.name}' flattens {shape}") if flattened_order(shape, order) else None
