@@ -422,7 +422,7 @@ def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
         why = f"'{name}' changes flattened features"
         return Doubt(why) if result[-1] == order.shape[-1] else Unclear(why)
     if _is_image(order, shape):
-        why = f"'{name}' reshapes an image of {shape} to {result}"
+        why = f"'{name}' is a reshape between an image of {shape} and {result}"
     elif isinstance(order, Doubt):
         why = order.why
     else:
