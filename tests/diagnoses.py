@@ -10,7 +10,8 @@ layers = keras.layers
 
 
 def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
-    model.compile(optimizer, loss, jit_compile=fitted.pop("jit_compile", False))
+    how = {key: fitted.pop(key, False) for key in ("jit_compile", "run_eagerly")}
+    model.compile(optimizer, loss, **how)
     with pytest.raises(NonFiniteError) as caught:
         model.fit(
             x,

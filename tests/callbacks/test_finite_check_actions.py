@@ -343,3 +343,48 @@ def test_a_step_that_was_not_looked_at():
     assert "an unchecked step" in caught.value.report.causes[0].evidence
     assert "The weights before the step are lost: 'sequential" in caught.value.report.note
     assert "Check each step (every_n_steps=1)" in caught.value.report.note
+
+
+@once
+def test_the_first_step_of_a_second_fit_is_checked():
+    x, y = data(2)
+    model, check = make(), FiniteCheck(every_n_steps=4)
+    fit(model, x[:8], y[:8], check)
+    fit(model, x[:8], y[:8], check)
+    x[12] = np.nan  # an unchecked step of the third fit
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, check, epochs=2)
+    report = caught.value.report
+    assert report.step == 5
+    assert "an unchecked step" in report.causes[0].evidence
+    assert "The weights before the step are lost" in report.note
+
+
+class BuiltBeforeItsLayers(keras.Model):
+    """A subclassed model with its own step. `build` makes no weights, as in Keras 3."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, input_shape):
+        self.built = True
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_model_that_is_built_before_its_layers():
+    x, y = data(2)
+    found = []
+    for check in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(4)
+        model = BuiltBeforeItsLayers()
+        model.build((None, 6))
+        model.compile("adam", "mse", jit_compile=False)
+        fit(model, x, y, *check)
+        found.append(model.get_weights())
+    same(*found)

@@ -116,14 +116,14 @@ def test_labels_at_which_a_loss_is_not_finite():
     assert wanted in report.causes[0].evidence
 
 
-@rest
-def test_a_state_that_grows():
+@pytest.mark.parametrize("mode", with_slow_rest(["graph", "eager"], {"eager"}))
+def test_a_state_that_grows(mode):
     x = np.ones((8, 150, 2), "float32")
     grows = keras.initializers.Identity(2.0)
     rnn = layers.SimpleRNN(3, activation="relu", recurrent_initializer=grows, name="rnn")
     model = keras.Sequential([layers.Input((150, 2)), rnn, layers.Dense(1, name="last")])
     rnn.set_weights([np.ones((2, 3)), 2 * np.eye(3), np.zeros(3)])
-    report = report_of(model, x, np.ones((8, 1), "float32"))
+    report = report_of(model, x, np.ones((8, 1), "float32"), run_eagerly=mode == "eager")
     # 2 (2^(t + 1) - 1) is beyond float32 from t = 126 on.
     assert report.first.frame.name == "rnn"
     assert "first at time step 127" in report.sentence or "time step 126" in report.sentence

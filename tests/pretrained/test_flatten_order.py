@@ -146,6 +146,26 @@ def test_dense_whose_outputs_become_an_image(style, tmp_path):
     np.testing.assert_allclose(model(x.astype("float32")), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_a_recurrent_layer_on_one_flattened_image(tmp_path):
+    weight = RNG.normal(size=(6, 48)) / 10
+    model = sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Flatten(), layers.Reshape((1, 48))),
+        layers.SimpleRNN(6, name="f", use_bias=False),
+    )
+    saved(tmp_path, KERNEL, {"f.weight_ih_l0": weight, "f.weight_hh_l0": np.zeros((6, 6))})
+    load(
+        model,
+        tmp_path,
+        mapping={
+            "c": "c",
+            "f/.*/kernel": "f.weight_ih_l0",
+            "f/.*/recurrent_kernel": "f.weight_hh_l0",
+        },
+    )
+    expected = np.tanh(convolved(X).reshape(2, -1) @ weight.T)
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrent_layers_on_flattened_frames(tmp_path):
     frames = np.stack([X, X[::-1]], axis=1)
     w, u = RNG.normal(size=(3, 48)), RNG.normal(size=(3, 3))
@@ -221,9 +241,62 @@ def joined():
     return keras.Model(inputs, head()(layers.Concatenate()(rows)))
 
 
+def columns():
+    """Returns a model that reads an image column by column, as for text in images."""
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution()),
+        *(layers.Reshape((4, 12), name="r"), head()),
+    )
+
+
+def tokens():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Reshape((12, 4), name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
+def mean_column():
+    def mean(image):
+        return image[:, 0] / 2 + image[:, 1] / 2
+
+    return sequential(
+        *(
+            keras.Input((5, 4, 3)),
+            convolution(),
+            layers.Lambda(mean, name="r", output_shape=(3, 4)),
+        ),
+        *(layers.Flatten(), head()),
+    )
+
+
+class Backbone(Block):
+    """A custom layer that flattens an image."""
+
+    def call(self, x):
+        image = self.c(x)
+        return layers.Flatten()(image)
+
+
+def with_backbone():
+    return sequential(keras.Input((5, 4, 3)), Backbone(name="r"), head())
+
+
+def on_channels():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Dense(4, name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (mean_column, "'r' changes the axes of an image of (4, 3, 4)"),
+        (with_backbone, "'r' has convolutions inside, and may flatten an image"),
+        (on_channels, "'r' is on the channels of an image of (4, 3, 4)"),
+        (columns, "'r' is a reshape between an image of (4, 3, 4) and (4, 12)"),
+        (tokens, "'r' is a reshape between an image of (4, 3, 4) and (12, 4)"),
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
         (joined, "joins flattened features with others"),
         (with_block, "has convolutions inside, and may return an image"),
@@ -233,8 +306,9 @@ def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
     model = make()
     model(X)
     saved(tmp_path, KERNEL, LINEAR)
+    mapping = {"c": "c", "f": "f", **({"r": "r"} if make is on_channels else {})}
     with pytest.raises(PlanError) as caught:
-        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+        load(model, tmp_path, mapping=mapping)
     assert "'f/kernel'" in str(caught.value)
     assert message in str(caught.value)
     assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)
@@ -253,6 +327,28 @@ def test_the_mapping_says_the_order(tmp_path):
     np.testing.assert_allclose(model(X), linear(rows), rtol=1e-4, atol=1e-4)
     with pytest.raises(PlanError, match="says that 24 entries are flattened before the layer"):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
+
+
+def test_the_mapping_says_the_order_in_a_row_of_an_image(tmp_path):
+    weight = RNG.normal(size=(6, 12))
+    saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": LINEAR["f.bias"]})
+    model = columns()
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 3))})
+    rows = convolved(X).transpose(0, 2, 1, 3).reshape(2, 4, 12)
+    expected = rows @ weight.T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_and_groups_of_channels_keep_their_order(tmp_path):
+    """Checks a `Dense` layer on the channels of an image whose positions were merged."""
+    bias = RNG.normal(size=6)
+    for shape in ((12, 4), (4, 3, 2, 2)):
+        weight = RNG.normal(size=(6, shape[-1]))
+        model = sequential(keras.Input((5, 4, 3)), convolution(), layers.Reshape(shape), head())
+        saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+        rows = np.moveaxis(convolved(X), 1, -1).reshape(2, *shape)
+        np.testing.assert_allclose(model(X), rows @ weight.T + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_an_image_of_the_data_is_not_known(tmp_path):
@@ -292,3 +388,16 @@ def test_functions_that_flatten(tmp_path):
     load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f"})
     expected = linear(convolved(X).reshape(2, -1))
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_vector_of_a_sequence_of_any_length(tmp_path):
+    table, weight = RNG.normal(size=(9, 4)), RNG.normal(size=(6, 4))
+    model = sequential(
+        *(keras.Input((None,)), layers.Embedding(9, 4, name="e")),
+        layers.Lambda(lambda x: x[:, 0], output_shape=(4,)),
+        layers.Dense(6, use_bias=False, name="f"),
+    )
+    saved(tmp_path, {"e.weight": table, "f.weight": weight})
+    load(model, tmp_path, mapping={"e": "e", "f": "f"})
+    ids = np.array([[1, 8, 0], [2, 2, 5]])
+    np.testing.assert_allclose(model(ids), table[ids[:, 0]] @ weight.T, rtol=1e-4, atol=1e-6)

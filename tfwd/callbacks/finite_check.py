@@ -60,8 +60,8 @@ class FiniteCheck(keras.callbacks.Callback):
             `factor`, and continues with the next batch. Metrics are not reset: the metrics of an
             epoch are over its good steps. In the first epoch there is nothing to restore, and a bad
             step raises.
-        every_n_steps: int. Check one step in every N, starting with the first. The steps between
-            are Keras's own, at Keras's own cost. They may make weights non-finite.
+        every_n_steps: int. Check one step in every N, and the first step of each `fit`. The steps
+            between are Keras's own, at Keras's own cost. They may make weights non-finite.
         history: int. Number of earlier steps, and number of tensors, shown in a report.
         log_dir: path of a folder for TensorBoard, or None. Its text tab gets the reports, and its
             images the plot. Every `log_every_n_steps` steps, its scalars get the absolute mean of
@@ -246,7 +246,7 @@ class FiniteCheck(keras.callbacks.Callback):
         logs: Any = None
         spec = getattr(iterator, "element_spec", None)
         steps = _keras_training.steps_per_execution(self.model)
-        if steps == 1 and self._step % self.every_n_steps:  # Keras's own step, at its own cost
+        if steps == 1 and not self._is_due():  # Keras's own step, at its own cost
             logs = self._own(iterator)
             self._step += 1
             return logs
@@ -257,13 +257,14 @@ class FiniteCheck(keras.callbacks.Callback):
                 if i:
                     break
                 raise
-            if self._step % self.every_n_steps:
-                logs = self._unchecked(batch, spec)
-            else:
-                logs = self._checked(batch, spec)
+            logs = self._checked(batch, spec) if self._is_due() else self._unchecked(batch, spec)
             self._step += 1
             self._is_first = False
         return logs
+
+    def _is_due(self) -> bool:
+        """Returns True if the next step is checked. The first step of each training is."""
+        return self._is_first or self._step % self.every_n_steps == 0
 
     def _unchecked(self, batch: Any, spec: Any) -> Any:
         if self._plain is None:

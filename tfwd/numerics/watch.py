@@ -160,8 +160,9 @@ class Watch:
         self._kinds_of_layers.append(type(layer).__name__)
         path = "/".join(self._path)
         self._calls[path] = self._calls.get(path, 0) + 1
-        # A wrapper of tfwd runs its layer in separate functions, some of them twice.
-        leaf = isinstance(layer, _keras.layers.NoAutographLayer)
+        # A wrapper of tfwd runs its layer in separate functions, some of them twice. A recurrent
+        # layer runs its cell in a loop, which only eager mode would show.
+        leaf = isinstance(layer, _keras.layers.NoAutographLayer) or _loops(layer)
         self._leaf += leaf
         try:
             self._inputs(path, layer, args, kwargs)
@@ -274,6 +275,10 @@ class Watch:
                 object.__delattr__(layer, "activation")
             else:
                 object.__setattr__(layer, "activation", held)
+
+
+def _loops(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.RNN) and not getattr(layer, "unroll", False)
 
 
 def _hides_nan(layer: Any) -> bool:

@@ -238,7 +238,9 @@ class _Walk:
         if isinstance(layer, keras.layers.Dense):
             if len(result) < 2:
                 return None
-            return order if isinstance(order, (tuple, Doubt)) else tuple(range(len(result)))
+            if _is_image(order, shape):  # PyTorch's layer has channels last
+                return Doubt(f"'{layer.name}' is on the channels of an image of {shape}")
+            return order if isinstance(order, Doubt) else tuple(range(len(result)))
         if isinstance(layer, keras.layers.Flatten):
             first = getattr(layer, "data_format", "channels_last") == "channels_first"
             return _flattened(order, shape, layer.name, first)
@@ -246,7 +248,7 @@ class _Walk:
         if is_reshape or _operation(layer) == "reshape":
             if len(result) == 1:
                 return _flattened(order, shape, layer.name, False)
-            return order if result == shape else None
+            return _reshaped(order, shape, result, layer.name)
         if isinstance(layer, keras.layers.Permute):
             return tuple(order[i - 1] for i in layer.dims) if isinstance(order, tuple) else None
         if isinstance(layer, _CONCATENATION) or _operation(layer) in ("concatenate", "concat"):
@@ -257,9 +259,18 @@ class _Walk:
             return _merged(layer, got, shapes, result)
         if flat:
             return Unclear(f"'{layer.name}' changes flattened features")
-        if len(result) > 1 and _has_convolutions(layer):
-            return Doubt(f"'{layer.name}' has convolutions inside, and may return an image")
-        if len(result) != 1 or not isinstance(order, tuple) or math.prod(shape) != result[0]:
+        if len(result) > 1:
+            if _is_image(order, shape):
+                return Doubt(f"'{layer.name}' changes the axes of an image of {shape}")
+            inside = f"'{layer.name}' has convolutions inside, and may return an image"
+            if _has_convolutions(layer):
+                return Doubt(inside)
+            return order if isinstance(order, Doubt) else None
+        if len(result) == 1 and _has_convolutions(layer) and not _has_units(layer, result[0]):
+            return Unclear(f"'{layer.name}' has convolutions inside, and may flatten an image")
+        if len(result) != 1 or not isinstance(order, tuple) or None in shape:
+            return None  # (A tensor of unknown length does not become features.)
+        if math.prod(shape) != result[0]:
             return None
         return (
             Unclear(f"'{layer.name}' flattens {shape}") if flattened_order(shape, order) else None
@@ -331,7 +342,7 @@ class _Walk:
         if isinstance(layer, keras.layers.Reshape) or _operation(layer) == "reshape":
             if len(shape) == 1 and len(result) > 1:
                 return _flattened(later, result, layer.name, False)
-            return later if shape == result else None
+            return _reshaped(later, result, shape, layer.name)
         if isinstance(layer, keras.layers.Permute) and isinstance(later, tuple):
             places = [layer.dims.index(i + 1) for i in range(len(shape))]
             return tuple(later[place] for place in places)
@@ -393,6 +404,43 @@ def _flattened(order: Order, shape: Shape, name: str, channels_first: bool) -> O
     return flattened_order(shape, order)
 
 
+def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
+    """Returns the order of the axes of a tensor after a reshape to several axes.
+
+    Args:
+        order: the order of the axes before.
+        shape, result: the shapes before and after.
+        name: str. The name of the layer.
+    """
+    if result == shape:
+        return order
+    if isinstance(order, Flat):
+        if result[-1] == shape[-1]:
+            return order
+        if result == order.shape:
+            return order.axes
+        why = f"'{name}' changes flattened features"
+        return Doubt(why) if result[-1] == order.shape[-1] else Unclear(why)
+    if _is_image(order, shape):
+        why = f"'{name}' is a reshape between an image of {shape} and {result}"
+    elif isinstance(order, Doubt):
+        why = order.why
+    else:
+        return None
+    size, at = 1, len(shape)
+    while at and size != result[-1] and shape[at - 1] is not None:
+        at -= 1
+        size *= shape[at]
+    last = shape[at:]  # the axes that become the last one
+    if size != result[-1]:
+        is_same = bool(result[-1] and shape[-1]) and shape[-1] % result[-1] == 0  # it is divided
+    elif isinstance(order, Doubt):
+        is_same = sum(size != 1 for size in last) < 2
+    else:
+        is_same = isinstance(order, tuple) and flattened_order(last, order[at:]) is None
+    return Doubt(why) if is_same else Unclear(why)
+
+
 def _merged(layer: Any, got: list[Order], shapes: list[Shape], result: Shape) -> Order:
     """Returns the order of a result that combines the entries of its inputs one by one."""
     orders = [order for order, shape in zip(got, shapes, strict=True) if shape == result]
@@ -415,6 +463,11 @@ def _agreed(orders: list[Order]) -> Order:
         return Unclear("its outputs become an image, and other layers use them too")
     known = {order for order in orders if order is not None}
     return known.pop() if len(known) == 1 else None
+
+
+def _is_image(order: Order, shape: Shape) -> bool:
+    """Returns True if PyTorch would flatten a tensor in another order."""
+    return isinstance(order, tuple) and flattened_order(shape, order) is not None
 
 
 def _image(rank: int) -> Axes:
@@ -472,6 +525,11 @@ def _has_convolutions(layer: Any) -> bool:
     if not isinstance(layer, keras.layers.Layer):
         return False
     return any(isinstance(held, _IMAGES) for held in _keras.layers.all_layers(layer))
+
+
+def _has_units(layer: Any, count: int | None) -> bool:
+    """Returns True if a weight of a layer has as many outputs: then the layer flattens nothing."""
+    return any(tuple(weight.shape)[-1:] == (count,) for weight in layer.weights)
 
 
 def _keras_weights(layer: Any) -> list[Any]:

@@ -150,8 +150,9 @@ class CheckedStep:
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
         # The optimizer's variables are then known. Of several optimizers, each updates its own
-        # weights, and tfwd does not know which.
-        if past_methods and self.model.built and len(optimizers) == 1:
+        # weights, and tfwd does not know which. A model may be built before its layers are.
+        is_built = all(layer.built for layer in _keras.layers.all_layers(self.model))
+        if past_methods and is_built and len(optimizers) == 1:
             with tf.init_scope():
                 _keras_training.build_optimizer(optimizers[0], self.model.trainable_variables)
         known = tracked(self.model)
