@@ -61,7 +61,6 @@ def test_skip_gives_up():
     )
 
 
-@extended
 def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x, y = data(4)
     x[:16, 0] = np.nan
@@ -312,7 +311,6 @@ def test_every_other_step():
     same(state(checked), state(plain))
 
 
-@extended
 def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan

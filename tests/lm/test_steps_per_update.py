@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, extended, once
+from stacks import SLOW_ON_KERAS_2, once
 
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel
@@ -72,7 +72,6 @@ def test_an_update_has_the_mean_gradient_and_the_mean_rate() -> None:
     assert int(step.state.step) == 3
 
 
-@extended
 def test_the_next_update_has_only_its_own_gradients() -> None:
     step, once_more = make(steps_per_update=2), make()
     for number in (0, 1):

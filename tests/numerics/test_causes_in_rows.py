@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from diagnoses import dense, names, report_of
 from planting import data
-from stacks import extended, quick_rows, rest
+from stacks import quick_rows, rest
 from tables import with_slow_rest
 
 from tfwd import _keras
@@ -131,7 +131,6 @@ def test_a_state_that_grows(mode):
     assert 'activation="relu"' in report.causes[0].evidence
 
 
-@extended
 @pytest.mark.parametrize("kind", with_slow_rest(["SimpleRNN", "LSTM", "GRU"], {"SimpleRNN"}))
 def test_recurrent_layers_with_a_relu(kind):
     """Checks recurrent layers, whose activation belongs to their cell and cannot be set."""
