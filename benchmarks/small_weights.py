@@ -3,9 +3,9 @@
     python benchmarks/small_weights.py
 
 A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
-compiled loop draws the mask (`tfwd._random.random_masks`). The effective weight is stored for
+compiled loop draws the mask (`tfwd._random.masks_and_normals`). The effective weight is stored for
 backward or drawn again (`tfwd._graph.recompute`). tfwd uses the first way below
-`random_masks.SMALL`, and the last from there on.
+`masks_and_normals.SMALL`, and the last from there on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
     """Returns the training step, traced."""
     from common.many_layers_models import dense
 
-    from tfwd._random import random_masks
+    from tfwd._random import masks_and_normals
     from tfwd.layers._substitution import substituted_call
 
     by_operation, again = WAYS[way]
@@ -40,7 +40,7 @@ def make(width: int, way: str) -> Callable[[], Any]:
     worth = mock.patch.object(
         substituted_call.SubstitutedCall, "is_worth_recomputing", lambda call: again
     )
-    with mock.patch.object(random_masks, "SMALL", 1 << 60 if by_operation else 0), worth:
+    with mock.patch.object(masks_and_normals, "SMALL", 1 << 60 if by_operation else 0), worth:
         model.train_on_batch(x, y)
     return lambda: model.train_on_batch(x, y)
 
@@ -50,14 +50,14 @@ def main() -> None:
     parser = measure.parser(__doc__)
     parser.parse_args()
     measure.equal_threads()
-    from tfwd._random import random_masks
+    from tfwd._random import masks_and_normals
 
     rows = []
     for width in WIDTHS:
         steps = {way: make(width, way) for way in WAYS}
         times = measure.alternate(steps, seconds=15.0, rounds=40, title=f"width {width}")
         one, other = "operation, kept", "loop, again"
-        if width * width >= random_masks.SMALL:
+        if width * width >= masks_and_normals.SMALL:
             one, other = other, one
         median = measure.milliseconds(times)
         peers = {way: median[way] for way in WAYS if way != one}

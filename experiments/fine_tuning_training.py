@@ -28,7 +28,7 @@ from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.runs.storage.state import RunState
-from tfwd.runs.training.model_seeds import seeds
+from tfwd.runs.training.seed_sequence import seeds
 
 KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed or decayed, or have noise
 

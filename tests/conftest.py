@@ -138,9 +138,9 @@ def _reset() -> None:
 @pytest.fixture
 def all_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes tfwd draw every weight as a large one, and again in backward."""
-    from tfwd._random import random_masks
+    from tfwd._random import masks_and_normals
 
-    monkeypatch.setattr(random_masks, "SMALL", 0)
+    monkeypatch.setattr(masks_and_normals, "SMALL", 0)
 
 
 @pytest.fixture(params=["small", "large"])

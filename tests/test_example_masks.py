@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, quick_rows
 
-from tfwd._random import example_masks, random_masks
+from tfwd._random import example_masks, masks_and_normals
 from tfwd._random.example_masks import Letters
 
 pytestmark = SLOW_ON_KERAS_2
@@ -80,7 +80,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Computes with one plain block, or with several compiled ones."""
     if request.param == "several blocks":
         monkeypatch.setattr(example_masks, "BLOCK", 40)
-        monkeypatch.setattr(random_masks, "SMALL", 0)
+        monkeypatch.setattr(masks_and_normals, "SMALL", 0)
     example_masks._traced.cache_clear()
     yield request.param
     example_masks._traced.cache_clear()
@@ -155,7 +155,7 @@ def test_an_empty_batch() -> None:
 @pytest.mark.parametrize("batch", [6, 60])
 def test_backward_stores_its_arguments_alone(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts what forward hands to backward: no mask, and no kernel of an example."""
-    monkeypatch.setattr(random_masks, "SMALL", 0)
+    monkeypatch.setattr(masks_and_normals, "SMALL", 0)
     x, w = tf.ones([batch, 32]), tf.ones([32, 32])
 
     def stored(function) -> int:

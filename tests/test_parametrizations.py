@@ -9,7 +9,7 @@ import tensorflow as tf
 from parametrizations_table import ALL, SURROGATE, in_call
 
 from tfwd import parametrizations as P
-from tfwd._random import random_masks, seeds
+from tfwd._random import masks_and_normals, seeds
 from tfwd.parametrizations import chain
 
 SEED = tf.constant([1, 2])
@@ -72,7 +72,7 @@ def test_dropout_zeroes_and_divides() -> None:
     w = weight()
     found = P.Dropout(0.3)(w, SEED).numpy()
     keep = round(0.7 * 65536) / 65536
-    kept = random_masks.mask((30, 40), 0.3, SEED).numpy()
+    kept = masks_and_normals.mask((30, 40), 0.3, SEED).numpy()
     assert (found[~kept] == 0.0).all()
     np.testing.assert_allclose(found[kept], w.numpy()[kept] / keep, rtol=2e-7)
     assert abs(np.mean(kept) - 0.7) < 5 * math.sqrt(0.21 / 1200)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, dtypes
-from tfwd._random import random_masks, seeds
+from tfwd._random import masks_and_normals, seeds
 from tfwd.layers._substitution import method_hooks, pure_layers
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
@@ -91,7 +91,7 @@ def moment_matching(
     wide = dtypes.wide(tf.as_dtype(plain.compute_dtype))
     x, kernel = tf.cast(x, wide), tf.cast(kernel, wide)
     rate = dropout.at(tf.cast(layer.calls, tf.int64)).rate
-    keep = tf.cast(random_masks.keep_probability(rate), wide)
+    keep = tf.cast(masks_and_normals.keep_probability(rate), wide)
     mean, squares = _product(plain, x, kernel), _product(plain, x**2, kernel**2)
     if plain.bias is not None:
         mean += tf.cast(_keras.variables.value(plain.bias), wide)

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfwd import _keras, rates, training_flag
 from tfwd._graph import recompute, stateless_call
-from tfwd._random import random_masks
+from tfwd._random import masks_and_normals
 from tfwd.layers._substitution import call_scopes, packed_arguments
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.reference_weights import References, read
@@ -194,7 +194,7 @@ class SubstitutedCall:
         Masks of examples are applied within the layer's product, which stores none of them.
         """
         return not all(
-            random_masks.is_small(tuple(target.variable.shape))
+            masks_and_normals.is_small(tuple(target.variable.shape))
             for target, p in self.targeted
             if not all(element.per_example for element in p.elements())
         )

@@ -8,7 +8,7 @@ from stacks import IS_KERAS_2, quick_rows, rest, soak
 from conformance import harness
 from conformance.table import CASES, FURTHER, IN_PLACE, NATURES, NOT_NOISE, Case
 from tfwd import _keras
-from tfwd._random import random_masks
+from tfwd._random import masks_and_normals
 
 STEPS = 2
 SIZES = ("small", "large")
@@ -85,7 +85,7 @@ def test_gradient_is_the_plain_layers_times_mask_over_keep(
 
 def _expected(case: Case) -> list[np.ndarray]:
     """Returns the training in eager mode without recomputation, which all others must equal."""
-    key = case.name, random_masks.SMALL
+    key = case.name, masks_and_normals.SMALL
     if key not in _known:
         _known[key] = _train(case, "eager", recompute=False)
     return _known[key]

@@ -73,7 +73,7 @@ class Mode:
         share: True if replicas draw alike.
         slope: True if finite differences check the oracle's gradient.
         untaped: "eager" or "function" if a training call without a tape comes first.
-        small: number of entries below which weights are small (`tfwd._random.random_masks.SMALL`).
+        small: number of entries below which weights are small (`SMALL` of `masks_and_normals.py`).
     """
 
     run: str = "eager"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from fuzz import data, drawn, modes
 from fuzz.feeding import IS_KERAS_2, flatten
 from fuzz.oracle import Oracle
-from tfwd._random import random_masks
+from tfwd._random import masks_and_normals
 
 # Error by rounding, as a share of the largest value.
 TOLERANCE = {"float64": 1e-6, "float32": 5e-4, "mixed_float16": 5e-2, "mixed_bfloat16": 2e-1}
@@ -53,7 +53,7 @@ def differences(program, mode):
     """
     clear()
     keras.utils.set_random_seed(0)
-    limit = mock.patch.object(random_masks, "SMALL", mode.small)
+    limit = mock.patch.object(masks_and_normals, "SMALL", mode.small)
     with limit, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data.set_policy(mode.policy)

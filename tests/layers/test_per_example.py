@@ -9,7 +9,7 @@ from stacks import extended, needs_keras3, quick_rows
 import tfwd
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
-from tfwd._random import example_masks, random_masks
+from tfwd._random import example_masks, masks_and_normals
 
 K = keras.layers
 ATTENTION = {"output_shape": (None, 2, 3), "bias_axes": "de"}
@@ -42,7 +42,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Computes with one plain block, or with several compiled ones."""
     if request.param == "several blocks":
         monkeypatch.setattr(example_masks, "BLOCK", 40)
-        monkeypatch.setattr(random_masks, "SMALL", 0)
+        monkeypatch.setattr(masks_and_normals, "SMALL", 0)
     example_masks._traced.cache_clear()
     yield
     example_masks._traced.cache_clear()

@@ -9,7 +9,7 @@ from stacks import extended
 from conformance.harness import randomize
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
-from tfwd._random import random_masks
+from tfwd._random import masks_and_normals
 
 
 def kept(layer: keras.Layer, x: tf.Tensor) -> list[tuple[int, ...]]:
@@ -33,7 +33,7 @@ def kept(layer: keras.Layer, x: tf.Tensor) -> list[tuple[int, ...]]:
 def test_an_effective_weight_is_kept_if_it_is_smaller_than_the_limit(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(random_masks, "SMALL", limit)
+    monkeypatch.setattr(masks_and_normals, "SMALL", limit)
     layer = layers.WeightDropout(keras.layers.Dense(6, use_bias=False), 0.5, seed=1)
     layer.build((3, 4))
     assert ((4, 6) in kept(layer, tf.ones([3, 4]))) == (limit > 4 * 6)
@@ -45,7 +45,7 @@ def test_one_large_weight_among_small_ones(eager: bool, monkeypatch: pytest.Monk
 
     Values and gradients equal the plain layer's.
     """
-    monkeypatch.setattr(random_masks, "SMALL", 20)
+    monkeypatch.setattr(masks_and_normals, "SMALL", 20)
     drop = {"kernel": P.Dropout(0.5), "bias": P.Dropout(0.5)}
     plain = keras.layers.Dense(6)
     layer = layers.Parametrized(plain, drop, seed=1)
@@ -78,12 +78,12 @@ def test_one_large_weight_among_small_ones(eager: bool, monkeypatch: pytest.Monk
 
 
 def test_a_large_weight_after_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_masks, "SMALL", 20)
+    monkeypatch.setattr(masks_and_normals, "SMALL", 20)
     dense = [keras.layers.Dense(units, use_bias=False) for units in (4, 8)]
     model = keras.Sequential([keras.Input((3,)), *dense])
     layer = layers.Parametrized(model, {".*kernel": P.Dropout(0.5)}, seed=1)
     assert (4, 8) not in kept(layer, tf.ones([2, 3]))
-    monkeypatch.setattr(random_masks, "SMALL", 33)
+    monkeypatch.setattr(masks_and_normals, "SMALL", 33)
     assert (4, 8) in kept(layer, tf.ones([2, 3]))
 
 

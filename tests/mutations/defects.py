@@ -67,10 +67,10 @@ DEFECTS = [
     ),
     Defect(
         "a small mask keeps one entry in 2^16 too few",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/masks_and_normals.py",
         "round(keep * LEVELS) * LEVELS - (1 << 31) - 1",
         "(round(keep * LEVELS) - 1) * LEVELS - (1 << 31) - 1",
-        ("tests/test_random_masks.py",),
+        ("tests/test_masks_and_normals.py",),
     ),
     Defect(
         "the weights of a layer are small or large by the first of them",
@@ -81,10 +81,10 @@ DEFECTS = [
     ),
     Defect(
         "keep is rounded down and not to the nearest",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/masks_and_normals.py",
         "max(round((1.0 - rate) * LEVELS), 1)",
         "max(int((1.0 - rate) * LEVELS), 1)",
-        ("tests/test_random_masks.py",),
+        ("tests/test_masks_and_normals.py",),
     ),
     Defect(
         "the gradient of dropout also reaches dropped entries",
@@ -98,7 +98,7 @@ DEFECTS = [
         "tfwd/_random/dropout_and_noise.py",
         "(late,) = delayed_seeds.seeds_after([seed], [upstream])",
         "late = seed",
-        ("tests/test_random_masks_gradients.py", "tests/test_saved_tensors.py"),
+        ("tests/test_masks_gradients.py", "tests/test_saved_tensors.py"),
     ),
     Defect(
         "equal elements of a chain draw alike",
@@ -643,7 +643,7 @@ DEFECTS = [
     ),
     Defect(
         "what goes into a relu is not looked at",
-        "tfwd/numerics/watch.py",
+        "tfwd/numerics/step_watch.py",
         'NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")',
         "NAN_HIDING_ACTIVATIONS = ()",
         (*FINITE, "-k", "onednn or relu"),
@@ -699,14 +699,14 @@ DEFECTS = [
     ),
     Defect(
         "the activation of a recurrent layer is set, which is its cell's",
-        "tfwd/numerics/watch.py",
+        "tfwd/numerics/step_watch.py",
         'getattr(vars(layer).get("activation"), "__name__", "")',
         'getattr(getattr(layer, "activation", None), "__name__", "")',
         ("tests/numerics/test_causes_in_rows.py", "-k", "with_a_relu"),
     ),
     Defect(
         "the loss of a training step of one's own is not looked at",
-        "tfwd/numerics/watch.py",
+        "tfwd/numerics/step_watch.py",
         'self.check("loss", "loss", one)',
         "pass",
         ("tests/numerics/test_causes_in_rows.py", "-k", "own_step"),
@@ -756,10 +756,10 @@ DEFECTS = [
     ),
     Defect(
         "a rate that is NaN under XLA drops everything",
-        "tfwd/_random/random_masks.py",
+        "tfwd/_random/masks_and_normals.py",
         "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
         "return keep * LEVELS",
-        ("tests/test_random_masks.py", "-k", "rate_that_is_nan"),
+        ("tests/test_masks_and_normals.py", "-k", "rate_that_is_nan"),
     ),
     Defect(
         "token ids that are not whole are cut",

@@ -16,7 +16,7 @@ from keras.src.saving import serialization_lib
 
 from tfwd._keras2.layers import GRAPHS
 from tfwd._keras_shared import copies
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 
 def serialize(layer: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from keras.src.utils import generic_utils, layer_utils
 from tfwd._keras2.variables import Substitution
 from tfwd._keras_shared.graphs import Graph
 from tfwd._keras_shared.interception import named_after
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence

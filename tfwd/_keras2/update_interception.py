@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
 from tfwd._keras_shared.interception import swapped
+from tfwd._keras_shared.keras_own_code import is_of_keras
 from tfwd._keras_shared.optimizer_holder import OptimizerHolder
-from tfwd._keras_shared.own_code import is_of_keras
 
 # A step takes the optimizer, its own update method, gradient, variable and learning rate.
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]

@@ -23,8 +23,8 @@ from tfwd._keras2.optimizer_kinds import (
     key,
     leaves,
 )
+from tfwd._keras_shared.keras_own_code import defining_class
 from tfwd._keras_shared.optimizer_holder import OptimizerHolder
-from tfwd._keras_shared.own_code import defining_class
 
 
 def name(optimizer: Any) -> str:

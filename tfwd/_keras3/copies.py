@@ -10,7 +10,7 @@ import keras
 from keras.src.backend.common import global_state as _global_state
 
 from tfwd._keras_shared import copies
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 
 def serialize(layer: keras.Layer) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tfwd._keras_shared.graphs import Graph
 from tfwd._keras_shared.interception import named_after
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 _SCOPE = "stateless_scope"
 

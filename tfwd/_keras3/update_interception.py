@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras.optimizers import Optimizer
 
 from tfwd._keras_shared.interception import swapped
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 # A step takes the optimizer, its own update_step, gradient, variable and learning rate.
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]

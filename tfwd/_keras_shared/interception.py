@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfwd._keras_shared.own_code import defining_class
+from tfwd._keras_shared.keras_own_code import defining_class
 
 # A class, the name of an attribute, and a function from its old value to its new value.
 Patch = tuple[Any, str, Callable[[Any], Any]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfwd._keras_shared.own_code import is_of_keras
+from tfwd._keras_shared.keras_own_code import is_of_keras
 
 
 class OptimizerHolder:

@@ -2,7 +2,7 @@
 
 There are two ways.
 
-- A *small* draw (`random_masks.is_small`) is one operation, and a few more operations apply it.
+- A *small* draw (`masks_and_normals.is_small`) is one operation, and a few more apply it.
   TensorFlow computes the gradient, and stores the tensors that it needs.
 - Any other draw is applied in the same pass, and its gradient draws it again. Only the seed is
   stored. For large tensors of static shape, the pass is one loop that XLA compiles, in which a mask
@@ -22,8 +22,8 @@ from tfwd import dtypes
 from tfwd._graph import delayed_seeds, graphs
 from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._random import random_masks, xxh32
-from tfwd._random.random_masks import is_small, keep_probability
+from tfwd._random import masks_and_normals, xxh32
+from tfwd._random.masks_and_normals import is_small, keep_probability
 
 
 def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
@@ -78,7 +78,9 @@ def dropout(
     shape = tensor.shape if noise_shape is None else noise_shape
     if is_small(shape):
         keep = keep_probability(rate)
-        return _small_drop(tensor, _of_rows(random_masks.small_mask(shape, keep, seed), rows), keep)
+        return _small_drop(
+            tensor, _of_rows(masks_and_normals.small_mask(shape, keep, seed), rows), keep
+        )
     keep = tf.cast(keep_probability(rate), tf.float32)
     if graphs.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
@@ -116,7 +118,7 @@ def mix(
     reference = tf.stop_gradient(reference)
     if is_small(shape):
         keep = keep_probability(rate)
-        kept = _of_rows(random_masks.small_mask(shape, keep, seed), rows)
+        kept = _of_rows(masks_and_normals.small_mask(shape, keep, seed), rows)
         wide = dtypes.wide(tensor.dtype)
         start = tf.cast(reference, wide)
         moved = start + _small_drop(tf.cast(tensor, wide) - start, kept, keep)
@@ -165,7 +167,7 @@ def noise(
     wide = dtypes.wide(tensor.dtype)
     shape = tensor.shape if shape is None else shape
     if is_small(shape):
-        drawn = _of_rows(random_masks.small_normal(shape, wide, seed), rows)
+        drawn = _of_rows(masks_and_normals.small_normal(shape, wide, seed), rows)
         shift = drawn * tf.cast(stddev, wide)
         noisy = tf.cast(tf.cast(tensor, wide) + shift, tensor.dtype)
         if isinstance(stddev, (int, float)) and stddev > 0:
@@ -220,7 +222,7 @@ def _dropout(
 ) -> tf.Tensor:
     shape = _shape_of(tensor, rows) if shape is None else shape
     return drop_entries(
-        tensor, random_masks.large_mask(xxh32.counters(shape, rows), keep, seed), keep
+        tensor, masks_and_normals.large_mask(xxh32.counters(shape, rows), keep, seed), keep
     )
 
 
@@ -267,7 +269,7 @@ def _mix(
     reference: tf.Tensor,
 ) -> tf.Tensor:
     shape = _shape_of(tensor, rows) if shape is None else shape
-    kept = random_masks.large_mask(xxh32.counters(shape, rows), keep, seed)
+    kept = masks_and_normals.large_mask(xxh32.counters(shape, rows), keep, seed)
     wide = dtypes.wide(tensor.dtype)
     start = tf.cast(reference, wide)
     moved = start + (tf.cast(tensor, wide) - start) * _scale(keep, wide)
@@ -284,7 +286,7 @@ def _noise(
 ) -> tf.Tensor:
     counters = xxh32.counters(_shape_of(tensor, rows), rows)
     wide = stddev.dtype
-    noisy = tf.cast(tensor, wide) + stddev * random_masks.large_normal(counters, wide, seed)
+    noisy = tf.cast(tensor, wide) + stddev * masks_and_normals.large_normal(counters, wide, seed)
     # Adding 0.0 would turn -0.0 into 0.0.
     return tf.where(stddev <= 0, tensor, tf.cast(noisy, tensor.dtype))
 
@@ -330,7 +332,7 @@ def _run(
 def _is_compiled(tensor: tf.Tensor, rows: tf.Tensor | None, shape: xxh32.Shape | None) -> bool:
     # The number of looked-up rows depends on the batch, and may change from call to call.
     static = tensor.shape.is_fully_defined() and not tf.is_tensor(shape)
-    return static and rows is None and tensor.shape.num_elements() >= random_masks.SMALL
+    return static and rows is None and tensor.shape.num_elements() >= masks_and_normals.SMALL
 
 
 _compiled = {

@@ -20,7 +20,7 @@ from tfwd import dtypes
 from tfwd._graph import delayed_seeds, graphs
 from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._random import dropout_and_noise, philox, random_masks, xxh32
+from tfwd._random import dropout_and_noise, masks_and_normals, philox, xxh32
 
 # Most entries of the masks of a block (4 MB of float32, which a processor's cache holds), and most
 # examples in a block. A block has at least one example.
@@ -80,7 +80,7 @@ def dropped(
         >>> copies.shape, sorted(set(copies.numpy().ravel().tolist()))
         (TensorShape([4, 3]), [0.0, 2.0])
     """
-    keep = tf.cast(random_masks.keep_probability(rate), tf.float32)
+    keep = tf.cast(masks_and_normals.keep_probability(rate), tf.float32)
     return _drop(weight, keep, example_seeds(seed, count))
 
 
@@ -113,7 +113,7 @@ def product(
         >>> bool(tf.reduce_all(y == tf.reduce_sum(dropped(w, 0.5, seed, 4), 1)))
         True
     """
-    keep = tf.cast(random_masks.keep_probability(rate), tf.float32)
+    keep = tf.cast(masks_and_normals.keep_probability(rate), tf.float32)
     if graphs.in_branch() or graphs.is_saving():
         seeds = example_seeds(seed, _size(x, 0))
         return _einsum(letters, x, _drop(weight, keep, seeds))
@@ -179,7 +179,7 @@ def _einsum(letters: Letters, x: tf.Tensor, kernels: tf.Tensor) -> tf.Tensor:
 
 def _drop(weight: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """Returns a dropped copy of the weight for each seed."""
-    kept = random_masks.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
+    kept = masks_and_normals.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
     return dropout_and_noise.drop_entries(weight, kept, keep)
 
 
@@ -191,7 +191,7 @@ def _kernels_and_sum(
     weight: tf.Tensor, products: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the dropped copies, and the sum of the products with the masks and scales."""
-    kept = random_masks.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
+    kept = masks_and_normals.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
     products = tf.cast(products, dtypes.wide(weight.dtype))
     return (
         dropout_and_noise.drop_entries(weight, kept, keep),
@@ -226,7 +226,7 @@ def _of_block(
     size, count = weight.shape.num_elements(), seeds.shape[0]
     if function is not _kernels_and_outer:
         weight = tf.reshape(weight, [size])
-    if count is not None and count * size >= random_masks.SMALL:
+    if count is not None and count * size >= masks_and_normals.SMALL:
         function = _compiled[function]
         rows = [tf.ensure_shape(each, [count, each.shape[1]]) for each in rows]
     return function(weight, *rows, keep, seeds)

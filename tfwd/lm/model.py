@@ -18,7 +18,7 @@ from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
 from tfwd.lm import blocks
 from tfwd.lm.config import KEYS
-from tfwd.runs.training import model_seeds
+from tfwd.runs.training import seed_sequence
 
 States = list[list[tf.Tensor]]
 
@@ -120,7 +120,7 @@ class LanguageModel(keras.Model):
         }
         self.vocabulary_size = vocabulary_size
         self.hidden_units = hidden_units
-        seeds = model_seeds.seeds(seed)
+        seeds = seed_sequence.seeds(seed)
         shared = {"dtype": self.dtype_policy}
         self.embedding = blocks.embedding(vocabulary_size, embedding_dim, seeds, options, **shared)
 

@@ -16,8 +16,8 @@ from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.layer_patterns import Patterns
 from tfwd.numerics.report import Measurement, Report
+from tfwd.numerics.step_watch import Watch
 from tfwd.numerics.tensor_measurements import PACKED, packed, unpacked
-from tfwd.numerics.watch import Watch
 
 _KINDS = {
     "inputs": ("argument", "input"),

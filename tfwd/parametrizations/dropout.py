@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import rates
-from tfwd._random import dropout_and_noise, example_masks, random_masks
+from tfwd._random import dropout_and_noise, example_masks, masks_and_normals
 from tfwd.parametrizations.base import Parametrization, copy_with
 
 
@@ -117,7 +117,10 @@ class Dropout(Parametrization):
 
     @property
     def is_identity(self) -> bool:
-        return rates.is_number(self.rate) and random_masks.keep_probability(float(self.rate)) == 1.0
+        return (
+            rates.is_number(self.rate)
+            and masks_and_normals.keep_probability(float(self.rate)) == 1.0
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -25,6 +25,6 @@ except ModuleNotFoundError as error:
 
 from tfwd.tuning.rates_hypermodel import rates
 from tfwd.tuning.space import Boolean, Choice, Float, Int
-from tfwd.tuning.tuners import tuner
+from tfwd.tuning.sweep_tuner import tuner
 
 __all__ = ["Boolean", "Choice", "Float", "Int", "rates", "tuner"]

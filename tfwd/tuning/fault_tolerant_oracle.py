@@ -24,7 +24,7 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 
 from tfwd.tuning import search_record
 from tfwd.tuning.space import hp_text
-from tfwd.tuning.trial_display import Watcher
+from tfwd.tuning.trial_watcher import Watcher
 
 LOSSES_ALLOWED = 3
 

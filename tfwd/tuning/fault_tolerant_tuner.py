@@ -24,7 +24,7 @@ from tfwd._graph import custom_gradient
 from tfwd.tuning import failures, search_record
 from tfwd.tuning.chief_and_workers import CHIEF, WORKER, check_address, role, wait_for_chief
 from tfwd.tuning.fault_tolerant_oracle import FaultTolerantOracle
-from tfwd.tuning.trial_display import Watcher
+from tfwd.tuning.trial_watcher import Watcher
 
 CHIEF_TIMEOUT = 300.0  # seconds that a worker waits for a chief that never answered
 _IDLE_SECONDS = 0.5

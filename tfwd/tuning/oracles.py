@@ -15,7 +15,7 @@ from keras_tuner.engine.hyperparameters import Float
 from keras_tuner.engine.trial import TrialStatus
 
 from tfwd.tuning.fault_tolerant_oracle import FaultTolerantOracle
-from tfwd.tuning.trial_display import Watcher
+from tfwd.tuning.trial_watcher import Watcher
 
 LARGEST_SEED = 2**31 - 1
 

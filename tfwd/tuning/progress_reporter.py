@@ -11,7 +11,7 @@ import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from tfwd.tuning import failures
-from tfwd.tuning.trial_display import Watcher
+from tfwd.tuning.trial_watcher import Watcher
 
 _OWN = "tuner/"  # Hyperband's own entries among the values
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from tfwd.finetune import published
 from tfwd.finetune.data.examples import Example, Splits, check, read_parts
+from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.data.python_docstrings import load_python_docstrings
-from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.runs.storage.state import fingerprint
 
 

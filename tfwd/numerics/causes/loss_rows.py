@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd._keras import call_interception
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.model_outputs import of_output, outputs
+from tfwd.numerics.causes.outputs_with_losses import of_output, outputs
 
 MOST = 512  # examples, each of which takes about a millisecond
 

@@ -16,7 +16,7 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named
-from tfwd.numerics.watch import Watch
+from tfwd.numerics.step_watch import Watch
 
 _here = threading.local()  # `step`: the step of the present thread
 

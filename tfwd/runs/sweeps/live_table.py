@@ -27,7 +27,7 @@ from tfwd.runs.sweeps.rows import (
 )
 from tfwd.runs.training.display import Output, span
 from tfwd.tuning.space import Spec
-from tfwd.tuning.trial_display import Watcher
+from tfwd.tuning.trial_watcher import Watcher
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
 _FEWEST = 4  # rows that are always shown

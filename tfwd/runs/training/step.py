@@ -28,8 +28,8 @@ from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.report import Measurement, Report
+from tfwd.numerics.step_watch import Watch
 from tfwd.numerics.tensor_measurements import measure_tensor
-from tfwd.numerics.watch import Watch
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.state import RunState

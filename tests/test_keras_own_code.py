@@ -52,4 +52,4 @@ def test_one_function_asks() -> None:
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, ast.Constant) and node.value == "keras."
     }
-    assert asking == {"own_code.py"}
+    assert asking == {"keras_own_code.py"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd._random import dropout_and_noise, random_masks, seeds
+from tfwd._random import dropout_and_noise, masks_and_normals, seeds
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 SEED = seeds.seed(1, 0, 0)
@@ -14,7 +14,7 @@ LARGE = (300, 230)  # more entries than a small draw has
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gradient_of_drop(dtype: str) -> None:
     weight = tf.constant(np.linspace(-2, 2, 40).reshape(5, 8), dtype)
-    kept = random_masks.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
+    kept = masks_and_normals.mask((5, 8), 0.25, seeds.seed(1, 0, 0))
     with tf.GradientTape() as tape:
         tape.watch(weight)
         dropped = dropout_and_noise.drop(weight, kept, 0.25)
@@ -41,7 +41,7 @@ def test_gradients_of_dropout_and_noise(size: tuple[int, int], where: str) -> No
     run = gradients if where == "eager" else tf.function(gradients, jit_compile=where == "XLA")
     of_dropout, of_noise = run(tensor)
     np.testing.assert_array_equal(of_noise, upstream)
-    expected = np.where(random_masks.mask(size, 0.25, SEED), upstream / np.float32(0.75), 0.0)
+    expected = np.where(masks_and_normals.mask(size, 0.25, SEED), upstream / np.float32(0.75), 0.0)
     np.testing.assert_allclose(of_dropout, expected, rtol=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_second_derivatives_of_dropout() -> None:
             inner.watch(x)
             y = dropout_and_noise.dropout(x**3, 0.5, SEED)
         slope = inner.gradient(y, x)
-    kept = tf.cast(random_masks.mask((1, 3), 0.5, SEED), tf.float32)
+    kept = tf.cast(masks_and_normals.mask((1, 3), 0.5, SEED), tf.float32)
     np.testing.assert_allclose(outer.gradient(slope, x), 6 * x * kept / 0.5, rtol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_a_gradient_from_outside_of_a_branch(kind: str, compiled: bool) -> None:
     x = tf.random.stateless_normal([5, 4], [1, 2])
     y, gradient = values(tf.constant(True), x)
     np.testing.assert_allclose(y, perturbed(x), rtol=1e-6, atol=1e-7)
-    kept = tf.cast(random_masks.mask((5, 4), 0.5, SEED), x.dtype) if kind == "dropout" else 0.5
+    kept = tf.cast(masks_and_normals.mask((5, 4), 0.5, SEED), x.dtype) if kind == "dropout" else 0.5
     np.testing.assert_allclose(gradient, 2 * y * kept / 0.5, rtol=1e-5)
     y, gradient = values(tf.constant(False), x)
     np.testing.assert_allclose(gradient, 18 * x, rtol=1e-5)

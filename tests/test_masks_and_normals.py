@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stacks import quick_rows
 
-from tfwd._random import dropout_and_noise, normals, philox, random_masks, seeds, xxh32
+from tfwd._random import dropout_and_noise, masks_and_normals, normals, philox, seeds, xxh32
 
 SHAPE = (200, 500)
 
@@ -17,7 +17,7 @@ SHAPE = (200, 500)
 @pytest.fixture(params=["XXH32", "Philox"], autouse=True)
 def generator(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Makes draws of every size in one way and then in the other."""
-    monkeypatch.setattr(random_masks, "SMALL", {"XXH32": 0, "Philox": 1 << 40}[request.param])
+    monkeypatch.setattr(masks_and_normals, "SMALL", {"XXH32": 0, "Philox": 1 << 40}[request.param])
     return request.param
 
 
@@ -26,7 +26,7 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 def drawn(rate: float, call: int = 0, position: int = 0, root: int = 3, replica: int = 0):
     seed = seeds.seed(root, position, call, replica)
-    return random_masks.mask(SHAPE, rate, seed).numpy().astype(np.float64)
+    return masks_and_normals.mask(SHAPE, rate, seed).numpy().astype(np.float64)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.999])
@@ -39,7 +39,7 @@ def test_the_mask_rate_is_right(rate: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
     """Checks small rates: 0.001 is not 0 in bfloat16, which has three digits."""
-    kept = random_masks.mask(SHAPE, rate, seeds.seed(1, 0, 0))
+    kept = masks_and_normals.mask(SHAPE, rate, seeds.seed(1, 0, 0))
     dropped = dropout_and_noise.drop(tf.ones(SHAPE, dtype), kept, rate)
     assert dropped.dtype == dtype
     zeros = np.mean(tf.cast(dropped, tf.float64) == 0.0)
@@ -54,7 +54,7 @@ def test_the_drop_rate_is_right_in_every_type(dtype: str, rate: float) -> None:
 @given(st.floats(0.0, 1.0, exclude_max=True))
 @settings(max_examples=100, deadline=None)
 def test_keep_is_the_nearest_multiple_of_two_to_the_minus_16(rate: float) -> None:
-    keep = random_masks.keep_probability(rate)
+    keep = masks_and_normals.keep_probability(rate)
     assert keep * 65536 == int(keep * 65536)
     assert 1 / 65536 <= keep <= 1.0
     assert abs(keep - (1 - rate)) <= (0.5 if rate < 1 - 0.5 / 65536 else 1) / 65536
@@ -63,8 +63,10 @@ def test_keep_is_the_nearest_multiple_of_two_to_the_minus_16(rate: float) -> Non
 @pytest.mark.parametrize("rate", [0.0, 1e-6, 0.001, 0.25, 0.3, 0.999, 1 - 1e-9])
 def test_keep_of_a_tensor_is_keep_of_the_float(rate: float) -> None:
     rate = float(np.float32(rate)) if rate < 1 - 1e-8 else rate
-    found = float(random_masks.keep_probability(tf.constant(rate, tf.float32)))
-    assert abs(found - random_masks.keep_probability(rate)) <= 2**-16 * (rate not in (0.0, 0.25))
+    found = float(masks_and_normals.keep_probability(tf.constant(rate, tf.float32)))
+    assert abs(found - masks_and_normals.keep_probability(rate)) <= 2**-16 * (
+        rate not in (0.0, 0.25)
+    )
 
 
 def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +76,9 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     signed = tf.bitcast(words, tf.int32) - (1 << 31)
     monkeypatch.setattr(philox, "words", lambda *_: signed)
     for rate in (0.001, 0.3, 0.5, 0.999):
-        kept = random_masks.mask((65536,), rate, tf.constant([0, 0]))
-        as_tensor = random_masks.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
-        keep = random_masks.keep_probability(rate)
+        kept = masks_and_normals.mask((65536,), rate, tf.constant([0, 0]))
+        as_tensor = masks_and_normals.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
+        keep = masks_and_normals.keep_probability(rate)
         assert np.sum(kept) == keep * 65536
         assert np.sum(as_tensor) == keep * 65536
         mean = np.mean(dropout_and_noise.drop(tf.ones([65536], tf.float64), kept, rate))
@@ -85,18 +87,18 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_tensor_rate_draws_as_the_float() -> None:
     seed = seeds.seed(1, 0, 0)
-    kept = random_masks.mask(SHAPE, tf.constant(0.25), seed)
-    np.testing.assert_array_equal(kept, random_masks.mask(SHAPE, 0.25, seed))
+    kept = masks_and_normals.mask(SHAPE, tf.constant(0.25), seed)
+    np.testing.assert_array_equal(kept, masks_and_normals.mask(SHAPE, 0.25, seed))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 3), (2, 3, 5), (0, 4)])
 def test_masks_of_every_shape(shape: tuple[int, ...], generator: str) -> None:
-    kept = random_masks.mask(shape, 0.5, seeds.seed(1, 0, 0))
+    kept = masks_and_normals.mask(shape, 0.5, seeds.seed(1, 0, 0))
     assert kept.dtype == tf.bool
     assert kept.shape == shape
     if generator == "Philox":  # which is for static shapes
         return
-    dynamic = tf.function(lambda s: random_masks.mask(s, 0.5, seeds.seed(1, 0, 0)))
+    dynamic = tf.function(lambda s: masks_and_normals.mask(s, 0.5, seeds.seed(1, 0, 0)))
     np.testing.assert_array_equal(dynamic(tf.constant(shape, tf.int32)), kept)
 
 
@@ -129,7 +131,7 @@ def test_masks_are_independent(pair: str, rate: float) -> None:
 @pytest.mark.parametrize("pair", MASK_PAIRS)
 def test_noise_is_independent(pair: str) -> None:
     def noise(root: int = 3, position: int = 0, call: int = 0, replica: int = 0) -> np.ndarray:
-        return random_masks.normal(
+        return masks_and_normals.normal(
             SHAPE, tf.float32, seeds.seed(root, position, call, replica)
         ).numpy()
 
@@ -154,7 +156,7 @@ def test_columns_are_equally_often_dropped() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normal_moments(dtype: str) -> None:
-    noise = random_masks.normal(SHAPE, tf.as_dtype(dtype), seeds.seed(1, 0, 0))
+    noise = masks_and_normals.normal(SHAPE, tf.as_dtype(dtype), seeds.seed(1, 0, 0))
     assert noise.dtype == dtype
     x = tf.cast(noise, tf.float64).numpy()
     n = x.size
@@ -170,7 +172,7 @@ def test_normal_moments(dtype: str) -> None:
 
 def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
     seed = seeds.seed(1, 0, 0)
-    expected = random_masks.mask((6, 7), 0.5, seed)
+    expected = masks_and_normals.mask((6, 7), 0.5, seed)
     outputs = []
 
     @tf.function
@@ -180,7 +182,7 @@ def test_a_draw_does_not_depend_on_the_program_around_it() -> None:
         return loop[1]
 
     def again() -> tf.Tensor:
-        return random_masks.mask((6, 7), 0.5, seed)
+        return masks_and_normals.mask((6, 7), 0.5, seed)
 
     for n in (1, 2):  # traced twice
         outputs.append(draw(tf.ones([n])))
@@ -200,7 +202,7 @@ def test_division_is_made_in_float32_at_least(dtype: str) -> None:
     """Checks a rate that bfloat16 rounds: keep = 0.7 is 0.69921875 there."""
     weight = tf.cast(tf.linspace(1.0, 2.0, 128), dtype)
     found = dropout_and_noise.drop(weight, tf.ones([128], tf.bool), 0.3)
-    keep = random_masks.keep_probability(0.3)
+    keep = masks_and_normals.keep_probability(0.3)
     exact = tf.cast(tf.cast(weight, tf.float64) / keep, dtype)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(exact, tf.float64))
 
@@ -216,7 +218,7 @@ LARGE = (300, 230)  # more entries than a small draw has
 def test_dropout_is_a_mask_and_its_application(dtype: str, noise_shape: tuple | None) -> None:
     tensor = tf.cast(tf.random.stateless_normal(LARGE, [1, 2]), dtype)
     found = dropout_and_noise.dropout(tensor, 0.3, SEED, noise_shape)
-    kept = tf.broadcast_to(random_masks.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
+    kept = tf.broadcast_to(masks_and_normals.mask(noise_shape or LARGE, 0.3, SEED), LARGE)
     expected = dropout_and_noise.drop(tensor, kept, 0.3)
     np.testing.assert_array_equal(tf.cast(found, tf.float64), tf.cast(expected, tf.float64))
 
@@ -256,15 +258,17 @@ def test_small_masks_are_words_below_the_keep_probability(rate: float, generator
     )
     kept = words + 2**31 < round((1 - rate) * 2**16) * 2**16
     for form in (rate, tf.constant(rate)):
-        np.testing.assert_array_equal(random_masks.mask((64, 64), form, SEED), kept)
-    assert random_masks.mask((64, 64), tf.constant(0.0), SEED).numpy().all()
+        np.testing.assert_array_equal(masks_and_normals.mask((64, 64), form, SEED), kept)
+    assert masks_and_normals.mask((64, 64), tf.constant(0.0), SEED).numpy().all()
 
 
 def test_small_is_decided_by_the_static_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_masks, "SMALL", 12)
-    assert random_masks.is_small((11,)) and random_masks.is_small(tf.TensorShape([]))
-    assert random_masks.is_small([3, 1]) and not random_masks.is_small((3, 4))
-    assert not random_masks.is_small(tf.constant([2])) and not random_masks.is_small((None, 1))
+    monkeypatch.setattr(masks_and_normals, "SMALL", 12)
+    assert masks_and_normals.is_small((11,)) and masks_and_normals.is_small(tf.TensorShape([]))
+    assert masks_and_normals.is_small([3, 1]) and not masks_and_normals.is_small((3, 4))
+    assert not masks_and_normals.is_small(tf.constant([2])) and not masks_and_normals.is_small(
+        (None, 1)
+    )
 
 
 @pytest.mark.parametrize("noise_shape", [(11, 4), (11, 1), (1, 4)])
@@ -291,7 +295,7 @@ def test_noise_of_deviation_zero_is_the_tensor_bit_for_bit(generator: str) -> No
 def test_normal_follows_its_distribution_into_the_tails() -> None:
     """Checks the distribution function of the draws against the exact one, wherever it can."""
     n = 2_000_000
-    x = np.sort(random_masks.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
+    x = np.sort(masks_and_normals.normal((n,), tf.float32, SEED).numpy().astype(np.float64))
     for bound in (-4.5, -4.0, -3.0, -1.0, -0.1, 0.0, 0.5, 2.0, 3.5, 4.2):
         p = 0.5 * math.erfc(-bound / math.sqrt(2))
         found = np.searchsorted(x, bound) / n
