@@ -278,6 +278,20 @@ def test_no_name_of_keras_is_taken_for_one_of_tfwds_own() -> None:
     assert not found, f"names that Keras's objects have, in no table: {found}"
 
 
+def test_only_the_code_for_keras_reads_private_names_of_other_objects() -> None:
+    """Checks that features read a private name of Keras only through `tfwd._keras`."""
+    found: dict[str, set[str]] = {}
+    for file in sorted(ROOT.glob("tfwd/**/*.py")) + sorted(ROOT.glob("[lo]*s/**/*.py")):
+        if file.parent.name in ("_keras2", "_keras3", "_keras_shared"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            own = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+            name = getattr(node, "attr", None) or getattr(node, "value", None)
+            if not own and isinstance(name, str) and name in KERASS:
+                found.setdefault(name, set()).add(str(file.relative_to(ROOT)))
+    assert not found, f"private names of Keras outside tfwd/_keras3 and _keras_shared: {found}"
+
+
 def test_no_name_stands_twice() -> None:
     listed = [name for t in (ATTRIBUTES, LATER) for names in t.values() for name in names]
     assert len(listed) == len(set(listed)) and not OWN & set(listed)
