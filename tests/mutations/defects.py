@@ -735,7 +735,7 @@ DEFECTS = [
     # Pretrained layers
     Defect(
         "which of ALBERT's layers share their weights is computed in whole numbers",
-        "layers/transformer/stack.py",
+        "layers/transformer/transformer_stack.py",
         "self.layers[int(i / (self.num_layers / len(self.layers)))]",
         "self.layers[i * len(self.layers) // self.num_layers]",
         (BY_HAND, "-k", "share_their_weights or unequal_sizes"),
@@ -749,7 +749,7 @@ DEFECTS = [
     ),
     Defect(
         "attention's mask is not part of its product",
-        "layers/transformer/scores.py",
+        "layers/transformer/masked_attention_scores.py",
         "ones = tf.ones_like(queries[..., :1])",
         "ones = tf.zeros_like(queries[..., :1])",
         ("tests/layers/transformer/test_scores.py",),
@@ -791,14 +791,14 @@ DEFECTS = [
     ),
     Defect(
         "an argument that no shape tells is not compared with the config",
-        "layers/transformer/formats/configuration.py",
+        "layers/transformer/formats/published_configs.py",
         "            if not same:\n",
         "            if False:\n",
         (BY_HAND, "-k", "shape"),
     ),
     Defect(
         "frozen parts of a layer are set free in a file",
-        "layers/transformer/composite.py",
+        "layers/transformer/composite_layer.py",
         "                inside[path].trainable = flag",
         "                pass",
         ("tests/layers/transformer/test_in_use.py", "-k", "frozen or flags"),
@@ -841,14 +841,14 @@ DEFECTS = [
     ),
     Defect(
         "each of several workers draws the parts that a file lacks",
-        "layers/transformer/formats/published.py",
+        "layers/transformer/formats/published_layer.py",
         "                if not workers.is_alone:",
         "                if workers is None:",
         SHARED,
     ),
     Defect(
         "each of several workers reads the config of a model",
-        "layers/transformer/formats/configuration.py",
+        "layers/transformer/formats/published_configs.py",
         "            name, values = workers.json_from_chief(lambda: _read(path))",
         "            name, values = _read(path)",
         SHARED,

@@ -118,7 +118,7 @@ def _check_out(values: flags.FlagValues) -> None:
 
 def make_plan(values: flags.FlagValues) -> Plan:
     """Makes the plan for the chosen part."""
-    from tfwd.layers.transformer.formats.published import plan_weights
+    from tfwd.layers.transformer.formats.published_layer import plan_weights
 
     return plan_weights(
         _layer(values),
@@ -132,7 +132,7 @@ def make_plan(values: flags.FlagValues) -> Plan:
 def _layer(values: flags.FlagValues) -> keras.layers.Layer:
     """Makes the layer of the chosen part."""
     from tfwd.layers import transformer as T
-    from tfwd.layers.transformer.formats.configuration import read_config
+    from tfwd.layers.transformer.formats.published_configs import read_config
 
     if values.model not in PARTS:
         raise UserError(f"--model={values.model}: there are {', '.join(PARTS)}")

@@ -43,7 +43,7 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         UserError: the family or kind of the model is not supported.
     """
-    from tfwd.layers.transformer.formats.configuration import read_config
+    from tfwd.layers.transformer.formats.published_configs import read_config
 
     try:
         read = read_config(config)
@@ -97,7 +97,7 @@ def load_weights(encoder: Any, path: str) -> list[str]:
         UserError: the weights are missing, damaged, or of another model. Nothing was assigned.
     """
     from tfwd import pretrained
-    from tfwd.layers.transformer.formats.published import plan_weights
+    from tfwd.layers.transformer.formats.published_layer import plan_weights
 
     missing = "pooler/.*" if encoder.add_pooler else ()
     try:

@@ -21,7 +21,7 @@ from tfwd._keras import call_interception
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
-from tfwd.layers._substitution.in_place import present_calls
+from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.in_place.layer_call import Link
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.trainable_gains import Gains
@@ -113,7 +113,7 @@ class Pass:
         self.perturbations.begin()
         with (
             call_interception.intercepted(owners, self._handle),
-            present_calls.replayed(self),
+            running_calls.replayed(self),
             self._observed([]),
             graphs.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),

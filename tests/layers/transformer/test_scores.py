@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfwd.layers import transformer as T
-from tfwd.layers.transformer.scores import masked_scores
+from tfwd.layers.transformer.masked_attention_scores import masked_scores
 
 RNG = np.random.default_rng(0)
 SHAPE = (2, 3, 7, 7)  # of the scores

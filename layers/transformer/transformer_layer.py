@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd.layers.transformer import composite
+from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import MultiHeadAttention, SelfAttention
-from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.composite_layer import Composite, built
 from tfwd.layers.transformer.input_checks import position_mask
 
 
@@ -51,7 +51,7 @@ class PostNormLayer(Composite):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self._function = activation_of(activation)
         self.attention = self.inner(
             attention,

@@ -13,7 +13,7 @@ import tensorflow as tf
 Owner = Any
 
 
-class Present(NamedTuple):
+class RunningCall(NamedTuple):
     """The present training call of one `InPlace`.
 
     Attributes:
@@ -34,16 +34,16 @@ class Present(NamedTuple):
 
 _local = threading.local()
 # Stands for a call that only creates weights.
-NO_CALL = Present(None, {}, False, frozenset(), {})
+NO_CALL = RunningCall(None, {}, False, frozenset(), {})
 
 
-def by_owner() -> dict[Owner, Present]:
+def by_owner() -> dict[Owner, RunningCall]:
     """Returns the present calls on this thread by their `InPlace`. The outermost comes first."""
     return getattr(_local, "calls", {})
 
 
 @contextlib.contextmanager
-def restored(calls: dict[Owner, Present]) -> Iterator[None]:
+def restored(calls: dict[Owner, RunningCall]) -> Iterator[None]:
     """Sets the present calls in the body, on this thread."""
     before = by_owner()
     _local.calls = calls

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import graphs
 from tfwd._graph.stateless_call import Result
-from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_reads
+from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_weight_reads
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
@@ -55,7 +55,7 @@ def analyse(
     Warns:
         UserWarning: If the call does not read a parametrized weight.
     """
-    unsupported_reads.check_calls(name, owner)
+    unsupported_weight_reads.check_calls(name, owner)
     signature = pure_layers.signature(owner)
     key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
@@ -88,13 +88,17 @@ def _analysed(
         reason = f"it cannot be traced by itself ({type(error).__name__})"
         return CallAnalysis(reason, [], 0, [], seen=False)
     updated = {id(v): v for result in results for v, _ in result.updates}
-    unsupported_reads.check(
-        name, parametrized, filter(graph.reads, call.variables), unsupported_reads.PAST_KERAS
+    unsupported_weight_reads.check(
+        name, parametrized, filter(graph.reads, call.variables), unsupported_weight_reads.PAST_KERAS
     )
-    unsupported_reads.check(name, parametrized, updated.values(), unsupported_reads.ASSIGNED)
-    unsupported_reads.warn_of_unread(name, parametrized, results[0].read)
+    unsupported_weight_reads.check(
+        name, parametrized, updated.values(), unsupported_weight_reads.ASSIGNED
+    )
+    unsupported_weight_reads.warn_of_unread(name, parametrized, results[0].read)
     nodes = list(graphs.nodes(graph, graph.get_operations()))
-    unsupported_reads.warn_of_python(name, sorted({node.op for node in nodes if node.op in _FREE}))
+    unsupported_weight_reads.warn_of_python(
+        name, sorted({node.op for node in nodes if node.op in _FREE})
+    )
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(graphs.has_users_gradient, nodes))
@@ -103,8 +107,11 @@ def _analysed(
     )
     if own_gradient:
         graph.differentiate(_differentiable(results))
-    unsupported_reads.check(
-        name, parametrized, filter(graph.reads, call.variables), unsupported_reads.IN_BACKWARD
+    unsupported_weight_reads.check(
+        name,
+        parametrized,
+        filter(graph.reads, call.variables),
+        unsupported_weight_reads.IN_BACKWARD,
     )
     if not impure and (behind := graph.variables_read()):
         impure = f"it reads the variable '{behind[0].name}' in backward, in a custom gradient"

@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import built
+from tfwd.layers.transformer.formats.published_layer import Published
 from tfwd.layers.transformer.input_checks import InputChecks, position_mask
-from tfwd.layers.transformer.layer import TransformerLayer
+from tfwd.layers.transformer.transformer_layer import TransformerLayer
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -83,7 +83,7 @@ class TransformerStack(Published):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.num_shared = num_shared
         self.return_all = return_all
         self.layers = [

@@ -17,9 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
-from tfwd.layers.transformer.composite import Composite
-from tfwd.layers.transformer.formats.configuration import Configuration, is_published, read_config
-from tfwd.layers.transformer.formats.families import FAMILIES
+from tfwd.layers.transformer.composite_layer import Composite
+from tfwd.layers.transformer.formats.encoder_families import FAMILIES
+from tfwd.layers.transformer.formats.published_configs import (
+    Configuration,
+    is_published,
+    read_config,
+)
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.chief_source import lockstep
 from tfwd.pretrained.key_rules import FamilyRules

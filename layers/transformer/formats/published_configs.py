@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfwd.layers.transformer.activations import BY_NAME
-from tfwd.layers.transformer.formats.families import FAMILIES, Family
+from tfwd.layers.transformer.formats.encoder_families import FAMILIES, Family
 from tfwd.layers.transformer.formats.t5_family import T5
 from tfwd.pretrained import Key
 from tfwd.pretrained.chief_source import lockstep
