@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._graph.stateless_call import Result
 from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_weight_reads
 from tfwd.layers._substitution.attribute_snapshots import Attributes
@@ -73,7 +73,7 @@ def _analysed(
     """Analyses the call as `analyse` does, but may change attributes of the layer."""
     # Otherwise, in a graph, backward repeats only the operations of the parametrizations.
     runs_again = call.runs_again()
-    graph = graphs.ScratchGraph()
+    graph = private_graph_apis.ScratchGraph()
     try:
         results, draws = _trace(call, graph)
         known = {id(v) for v in call.variables}
@@ -81,7 +81,7 @@ def _analysed(
         if extra:
             # Keras does not list these variables. An example is the state of a stateful RNN.
             call.extend(list(extra.values()))
-            graph = graphs.ScratchGraph()
+            graph = private_graph_apis.ScratchGraph()
             results, draws = _trace(call, graph)
     except Exception as error:
         # If the call itself is wrong, the real call will raise the error.
@@ -95,13 +95,13 @@ def _analysed(
         name, parametrized, updated.values(), unsupported_weight_reads.ASSIGNED
     )
     unsupported_weight_reads.warn_of_unread(name, parametrized, results[0].read)
-    nodes = list(graphs.nodes(graph, graph.get_operations()))
+    nodes = list(private_graph_apis.nodes(graph, graph.get_operations()))
     unsupported_weight_reads.warn_of_python(
         name, sorted({node.op for node in nodes if node.op in _FREE})
     )
     if runs_again:
         draws = _unrepeatable(nodes)
-    own_gradient = any(map(graphs.has_users_gradient, nodes))
+    own_gradient = any(map(private_graph_apis.has_users_gradient, nodes))
     impure = _why_impure(owner, graph, results, draws) or _why_not_here(
         call, graph, any(node.op in _BRANCHES for node in nodes), own_gradient
     )
@@ -126,7 +126,10 @@ def _analysed(
 
 
 def _why_impure(
-    owner: keras.Layer, graph: graphs.ScratchGraph, results: list[Result], draws: list[str]
+    owner: keras.Layer,
+    graph: private_graph_apis.ScratchGraph,
+    results: list[Result],
+    draws: list[str],
 ) -> str:
     """Returns the reason why a traced call cannot run again, or "" if it can.
 
@@ -148,7 +151,7 @@ def _why_impure(
 
 
 def _why_not_here(
-    call: SubstitutedCall, graph: graphs.ScratchGraph, branch: bool, own_gradient: bool
+    call: SubstitutedCall, graph: private_graph_apis.ScratchGraph, branch: bool, own_gradient: bool
 ) -> str:
     """Returns the reason that depends on where the call is made, or "" if there is none."""
     if tf.executing_eagerly():
@@ -166,7 +169,9 @@ def _differentiable(results: list[Result]) -> list[tf.Tensor]:
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
-def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Result], list[str]]:
+def _trace(
+    call: SubstitutedCall, graph: private_graph_apis.ScratchGraph
+) -> tuple[list[Result], list[str]]:
     """Evaluates a call in a scratch graph, once under each possible training flag.
 
     Returns:
@@ -182,7 +187,7 @@ def _trace(call: SubstitutedCall, graph: graphs.ScratchGraph) -> tuple[list[Resu
             seeds = [tf.compat.v1.placeholder(s.dtype, s.shape) for s in call.seeds]
             before = len(graph.get_operations())
             weights = call.weights(flag, tensors, seeds)
-            draws += _unrepeatable(graphs.nodes(graph, graph.get_operations()[before:]))
+            draws += _unrepeatable(private_graph_apis.nodes(graph, graph.get_operations()[before:]))
             results.append(call.evaluate(flag, tensors, seeds, weights, capture=True))
         return results, draws
 

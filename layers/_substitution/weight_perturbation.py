@@ -5,8 +5,8 @@ and a seed. It runs the layer with the effective values in place of the variable
 `tfwd._graph.recompute` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This needs a proof that the layer computes the same again (see `first_call_analysis` and `pure_layers`).
-Other layers store their effective weights.
+This needs a proof that the layer computes the same again (see `first_call_analysis` and
+`pure_layers`). Other layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import custom_gradient, graphs, stateless_call
+from tfwd._graph import custom_gradient, private_graph_apis, stateless_call
 from tfwd.layers._substitution import (
     call_scopes,
     embedding_lookup,
@@ -244,12 +244,14 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
         recompute = recompute and not analysis.impure
-        recompute = recompute and not (graphs.is_saving() or graphs.in_branch_of_loop())
+        recompute = recompute and not (
+            private_graph_apis.is_saving() or private_graph_apis.in_branch_of_loop()
+        )
         again = recompute and call.runs_again()
         if again:
             recompute = again = not analysis.taken and pure_layers.is_keras_own(owner)
         before = Attributes(owner) if again else None
-        watch = contextlib.nullcontext() if analysis.seen else graphs.Accesses()
+        watch = contextlib.nullcontext() if analysis.seen else private_graph_apis.Accesses()
         with watch as accesses, unsupported_weight_reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:
                 result = call.run_once(call.training)
@@ -306,7 +308,10 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         owner = self._owner()
         names = {id(target.variable): target.name for target, _ in call.targeted}
         unsupported_weight_reads.check_calls(name, owner)
-        with graphs.Accesses() as accesses, unsupported_weight_reads.kept_tensors_explained(name):
+        with (
+            private_graph_apis.Accesses() as accesses,
+            unsupported_weight_reads.kept_tensors_explained(name),
+        ):
             result = call.run_once(True)
         unsupported_weight_reads.check(
             name, names, filter(accesses.has, call.variables), unsupported_weight_reads.PAST_KERAS

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._graph.custom_gradient import custom_gradient
 
 # Scores below 2**102 vanish beside this bias. So masked keys have equal scores, also in a row in
@@ -33,7 +33,7 @@ def masked_scores(queries: tf.Tensor, keys: tf.Tensor, mask: tf.Tensor | None) -
     """
     of_keys = mask is not None and mask.shape.rank == 2
     # XLA adds the mask inside the loop of the softmax, which costs no pass.
-    if of_keys and queries.dtype in _MASKED and not graphs.in_xla():
+    if of_keys and queries.dtype in _MASKED and not private_graph_apis.in_xla():
         return _product(queries, keys, mask)
     scores = tf.matmul(queries, keys, transpose_b=True)
     if scores.dtype in (tf.float16, tf.bfloat16):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd import callbacks, gradients, layers
-from tfwd.callbacks import gradients as gradients_callback
+from tfwd.callbacks import gradient_squared_mean as gradients_callback
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -11,7 +11,7 @@ from gradients.brute import assert_moments, per_example, randomized
 from stacks import SOAK_ON_KERAS_2, needs_keras3
 
 from tfwd import _keras, gradients, layers
-from tfwd.gradients import checks
+from tfwd.gradients import argument_checks
 
 pytestmark = SOAK_ON_KERAS_2
 
@@ -171,7 +171,7 @@ def test_losses_that_are_not_per_example_are_in_the_mean_alone() -> None:
         loss, [_keras.variables.tf_variable(v) for v in model.trainable_variables]
     )
     for chunk_size in (None, 4):
-        if chunk_size and not checks._activity_losses_are_means():
+        if chunk_size and not argument_checks._activity_losses_are_means():
             with pytest.raises(ValueError, match="which this release of Keras sums"):
                 gradients.moments(model, x, y, "mse", chunk_size=chunk_size)
             continue

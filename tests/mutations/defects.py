@@ -138,7 +138,7 @@ DEFECTS = [
     Defect(
         "a tape stores the kernels of examples in eager mode",
         "tfwd/_random/example_masks.py",
-        "with graphs.unrecorded():",
+        "with private_graph_apis.unrecorded():",
         "if True:",
         ("tests/test_saved_tensors.py", "-k", "eager"),
     ),
@@ -489,8 +489,8 @@ DEFECTS = [
     Defect(
         "each worker draws the masks of the first rows",
         "tfwd/runs/workers/workers.py",
-        "with batch_rows.part_of(start, total):",
-        "with batch_rows.part_of(0, total):",
+        "with global_batch_rows.part_of(start, total):",
+        "with global_batch_rows.part_of(0, total):",
         ("tests/distribute/test_train.py", "-k", "as_one_process"),
         slow=True,
     ),
@@ -914,7 +914,7 @@ DEFECTS = [
     Defect(
         "backward calls a layer without the present calls",
         LINK,
-        "            with present_calls.restored({**inner, self.in_place: now}):\n",
+        "            with running_calls.restored({**inner, self.in_place: now}):\n",
         "            if True:\n",
         (LAYER_KINDS, "-k", "large_weights and (bidirectional or cells)"),
     ),

@@ -11,7 +11,7 @@ from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.live_table import Board
 from tfwd.tuning import Float
 from tfwd.tuning.oracles import make_oracle
-from tfwd.tuning.space import hyperparameters
+from tfwd.tuning.search_space import hyperparameters
 
 
 def test_the_live_table_shows_running_trials(tmp_path):

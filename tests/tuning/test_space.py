@@ -4,7 +4,7 @@ import keras_tuner
 import pytest
 
 from tfwd.tuning.oracles import make_oracle
-from tfwd.tuning.space import (
+from tfwd.tuning.search_space import (
     Boolean,
     Choice,
     Float,

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd.layers._substitution import (
     call_scopes,
     method_hooks,
@@ -108,7 +108,11 @@ class Link(WeightPerturbationMixin):
             flag, function = True, functools.partial(_in_training, function)
         acting = True if call_scopes.is_sampling() else flag
         is_raw = acting is False and owner.is_stochastic
-        if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
+        if (
+            is_raw
+            or (private_graph_apis.is_saving() and acting is not False)
+            or _keras.layers.is_symbolic()
+        ):
             return self._passed_on(owner, flag, function, args, kwargs)
         present = running_calls.by_owner().get(owner)
         if present is not None and present.state is None:

@@ -15,7 +15,7 @@ from tfwd.runs.errors import as_user_error
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.sweeps.trial import Result
-from tfwd.tuning.space import Choice, Float, Spec
+from tfwd.tuning.search_space import Choice, Float, Spec
 
 EPOCHS = "sweep/epochs"
 

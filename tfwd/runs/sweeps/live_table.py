@@ -26,7 +26,7 @@ from tfwd.runs.sweeps.rows import (
     table,
 )
 from tfwd.runs.training.display import Output, span
-from tfwd.tuning.space import Spec
+from tfwd.tuning.search_space import Spec
 from tfwd.tuning.trial_watcher import Watcher
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}

@@ -18,7 +18,7 @@ from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.rows import Row, ranked, reasons, write_csv
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
 from tfwd.tuning.oracles import HyperbandOracle
-from tfwd.tuning.space import grid_size, size
+from tfwd.tuning.search_space import grid_size, size
 
 
 def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder: SweepFolder,

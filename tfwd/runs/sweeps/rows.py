@@ -22,8 +22,8 @@ from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.files import write_file
 from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.tuning import failures
-from tfwd.tuning.space import Spec, read
+from tfwd.tuning import trial_failures
+from tfwd.tuning.search_space import Spec, read
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
 OBJECTIVE = "loss"
@@ -83,7 +83,7 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
     elif status != RUNNING:
         row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
-        reason = failures.reason(trial, folder.trial(trial.trial_id))
+        reason = trial_failures.reason(trial, folder.trial(trial.trial_id))
         row.message = reason or "no reason is known"
     return row
 

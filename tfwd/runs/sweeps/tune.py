@@ -239,7 +239,7 @@ def _oracle(sweep: Sweep, config: Any, timeout: float | None = None) -> Any:
 
     from tfwd.runs.sweeps.rows import OBJECTIVE
     from tfwd.tuning.oracles import make_oracle
-    from tfwd.tuning.space import hyperparameters
+    from tfwd.tuning.search_space import hyperparameters
 
     try:
         return make_oracle(

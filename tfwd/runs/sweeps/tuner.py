@@ -29,7 +29,7 @@ from tfwd.runs.training.non_finite_steps import Diverged
 from tfwd.runs.training.signals import Stopped, StopRequest
 from tfwd.runs.training.train import free_memory
 from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
-from tfwd.tuning.space import read
+from tfwd.tuning.search_space import read
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._random import batch_rows
+from tfwd._random import global_batch_rows
 from tfwd.runs.errors import UserError
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Workers:
         share = tf.cast(end - start, tf.float64) / tf.cast(total, tf.float64)
         start = tf.where(end > start, start, 0)
         end = tf.maximum(end, start + 1)
-        with batch_rows.part_of(start, total):
+        with global_batch_rows.part_of(start, total):
             yield [self._sliced(tensor, start, end) for tensor in batch], share
 
     def _sliced(self, tensor: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tfwd._keras import convolutions
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
+from tfwd.gradients.rules.convolution_patches import windows
 from tfwd.gradients.rules.dense import activated, bias, plain, positions
-from tfwd.gradients.rules.patches import windows
 from tfwd.gradients.rules.registry import rule
 
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

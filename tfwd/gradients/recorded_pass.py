@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._keras import call_interception
+from tfwd.gradients.effective_weights import Perturbations, plain_call
 from tfwd.gradients.gradient_forms import PerExampleGradient
-from tfwd.gradients.perturbations import Perturbations, plain_call
 from tfwd.gradients.rules import registry
 from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.in_place.layer_call import Link
@@ -115,7 +115,7 @@ class Pass:
             call_interception.intercepted(owners, self._handle),
             running_calls.replayed(self),
             self._observed([]),
-            graphs.Accesses() as accesses,
+            private_graph_apis.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),
             call_interception.users_code(),
         ):

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfwd._keras import call_interception
 from tfwd.dtypes import at_least_float32
-from tfwd.gradients import checks
+from tfwd.gradients import argument_checks
+from tfwd.gradients.batch_data import Data
 from tfwd.gradients.batch_moments import BatchMoments
-from tfwd.gradients.data import Data
+from tfwd.gradients.example_losses import Losses
 from tfwd.gradients.gradient_forms import scaled
-from tfwd.gradients.independence import independence
-from tfwd.gradients.losses import Losses
+from tfwd.gradients.independence import independence_report
 from tfwd.layers._substitution import reference_weights
 
 Parts = tuple[list[Any], list[Any], list[Any]]  # the result of BatchMoments.means
@@ -128,14 +128,14 @@ def _moments(
     chunk_size: int | None,
     loss_weights: Any,
 ) -> Moments:
-    checks.arguments(model, training, chunk_size)
+    argument_checks.arguments(model, training, chunk_size)
     losses = Losses(loss, loss_weights, getattr(model, "output_names", None))
     given = Data.of(x, y, sample_weight)
     data = given.never_empty()
-    checks.build(model, data.x)
-    checks.batch_normalization(model, bool(training))
+    argument_checks.build(model, data.x)
+    argument_checks.batch_normalization(model, bool(training))
     reference_weights.copy_due_references(model, bool(training))  # before other weights are tried
-    found = independence.report(model, data, bool(training))
+    found = independence_report.report(model, data, bool(training))
     computation = BatchMoments(model, losses, data, bool(training), found)
     parts = computation.means(chunk_size)
     if data is not given:

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd._graph import graphs
-from tfwd.gradients.data import Data
+from tfwd._graph import private_graph_apis
+from tfwd.gradients.batch_data import Data
 from tfwd.gradients.independence import trial_data
 from tfwd.gradients.independence.independence_trial import Dependent, IndependenceReport, Trial
 
@@ -41,7 +41,7 @@ def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport
     )
     known = _reports.setdefault(model, {})
     if key not in known:
-        with graphs.eagerly():
+        with private_graph_apis.eagerly():
             found = _tried(model, data, training)
         if found is None:  # possibly the model cannot process made-up values
             return IndependenceReport(general={id(v) for v in model.trainable_variables})

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.gradients.data import Data
+from tfwd.gradients.batch_data import Data
 
 
 def batches_of(x: Any, batch_size: Any) -> tuple[Iterator[Any], int | None]:
