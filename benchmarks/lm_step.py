@@ -48,8 +48,8 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
     import tensorflow as tf
 
     from tfwd.lm.model import make_model
-    from tfwd.lm.step import make_step
-    from tfwd.runs.storage.state import RunState
+    from tfwd.lm.training_step import make_step
+    from tfwd.runs.storage.run_state import RunState
 
     model = make_model(config, words)
     state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 # Seconds. Ten times the slowest process: it ends processes that hang, and does not test speed.
 WATCHDOG = 1200

@@ -6,7 +6,7 @@ import numpy as np
 
 from tfwd.lm.config import default_config
 from tfwd.runs.storage.metrics import read_metrics
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 
 WORDS = np.array(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"])
 

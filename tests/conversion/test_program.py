@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfwd.conversion import command_line
+from tfwd.conversion import show_or_convert
 from tfwd.layers import transformer as T
 from tfwd.pretrained import load
 
@@ -22,7 +22,7 @@ def run(monkeypatch, capsys):
     def call(*argv):
         monkeypatch.setattr(sys, "argv", ["tfwd-pretrained", *map(str, argv)])
         with pytest.raises(SystemExit) as caught:
-            command_line.run()
+            show_or_convert.run()
         out, err = capsys.readouterr()
         return caught.value.code or 0, out, err
 

@@ -21,7 +21,7 @@ from processes import Processes, clusters, finish
 from stacks import extended, needs_keras3
 
 import tfwd
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 pytestmark = needs_keras3("the errors that tfwd.distribute.scope repairs")
 

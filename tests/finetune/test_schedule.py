@@ -7,11 +7,11 @@ from finetune_tools import make_config
 from stacks import quick_rows
 
 from tfwd import _keras
-from tfwd.finetune import schedule
+from tfwd.finetune import learning_rate_schedule
 from tfwd.finetune.model import classifier_of, make_model, named_weights
 from tfwd.finetune.program import PROGRAM
-from tfwd.finetune.step import make_step
-from tfwd.runs.storage.state import RunState
+from tfwd.finetune.training_step import make_step
+from tfwd.runs.storage.run_state import RunState
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (10, 1), (10, 4), (7, 6), (1, 0)])
@@ -22,21 +22,24 @@ def test_factor(steps, warmup, linear):
             expected = (k + 1) / warmup
         else:
             expected = max(0, (steps - k) / (steps - warmup)) if linear else 1
-        found = float(schedule.factor(tf.constant(k, tf.int64), steps, warmup, linear))
+        found = float(
+            learning_rate_schedule.factor(tf.constant(k, tf.int64), steps, warmup, linear)
+        )
         assert found == pytest.approx(expected, abs=1e-6)
         assert k >= steps or found > 0
 
 
 def test_warmup_steps():
-    assert [schedule.warmup_steps(n, 0.1) for n in (0, 1, 4, 10, 16, 100)] == [0, 0, 0, 1, 2, 10]
-    assert schedule.warmup_steps(10, 0.99) == 9
+    found = [learning_rate_schedule.warmup_steps(n, 0.1) for n in (0, 1, 4, 10, 16, 100)]
+    assert found == [0, 0, 0, 1, 2, 10]
+    assert learning_rate_schedule.warmup_steps(10, 0.99) == 9
 
 
 def test_layer_factors():
     names = ["encoder/embeddings/words/embeddings", "encoder/embeddings/LayerNorm/beta"]
     names += [f"encoder/stack/layer_{i}/output/kernel" for i in range(12)]
     names += ["encoder/pooler/dense/bias", "head/kernel"]
-    found = list(schedule.layer_factors(names, 12, 0.9).values())
+    found = list(learning_rate_schedule.layer_factors(names, 12, 0.9).values())
     np.testing.assert_allclose(found, 0.9 ** np.array([13, 13, *range(12, 0, -1), 0, 0]))
 
 

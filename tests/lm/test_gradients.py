@@ -6,10 +6,10 @@ import tensorflow as tf
 from stacks import SOAK_ON_KERAS_2, extended
 
 from tfwd import _keras
-from tfwd.lm.gradients import GradientMeter
+from tfwd.lm.gradient_moments import GradientMeter
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 
 pytestmark = SOAK_ON_KERAS_2
 

@@ -7,11 +7,11 @@ import tensorflow as tf
 from stacks import SLOW_ON_KERAS_2, extended, once, quick_rows
 
 from tfwd import _keras
-from tfwd.lm import step as train_step
-from tfwd.lm.data import stream
+from tfwd.lm import training_step as train_step
+from tfwd.lm.data import text_windows
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.step import TrainStep
-from tfwd.runs.storage.state import RunState
+from tfwd.lm.training_step import TrainStep
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.optimizer import make_optimizer
 
 pytestmark = SLOW_ON_KERAS_2
@@ -136,10 +136,10 @@ def test_the_rate_follows_the_windows_length():
 @extended
 def test_random_lengths_trace_once():
     step = make(model={"weight_dropout": 0.5, "hidden_dropout": 0.2}, base_window=5)
-    columns = stream.columns(np.arange(200) % 7, 2)
-    lengths = stream.window_lengths(99, 12, random=True, seed=1)
+    columns = text_windows.columns(np.arange(200) % 7, 2)
+    lengths = text_windows.window_lengths(99, 12, random=True, seed=1)
     assert len(set(lengths)) > 3
-    for inputs, targets in stream.windows(columns, lengths):
+    for inputs, targets in text_windows.windows(columns, lengths):
         step(inputs, targets)
     assert step.function.experimental_get_tracing_count() == 1
 

@@ -12,7 +12,7 @@ from tfwd.lm.trainer import Trainer
 from tfwd.optimizers import NonMonotonicASGD
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -15,8 +15,8 @@ from stacks import IS_KERAS_2, once
 from tfwd.lm.model import LanguageModel, make_model, named_weights
 from tfwd.lm.program import PROGRAM, load
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage import weights
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage import weight_files
+from tfwd.runs.storage.run_folder import RunFolder
 
 OPTIONS = {
     "tied": {},
@@ -38,11 +38,11 @@ WRITTEN = Path(__file__).parent / "weights"
 
 
 def save(path, model):
-    weights.save(path, named_weights(model), "language model")
+    weight_files.save(path, named_weights(model), "language model")
 
 
 def read(path, model):
-    weights.load(path, named_weights(model), "language model")
+    weight_files.load(path, named_weights(model), "language model")
 
 
 def make(case, seed):
@@ -113,7 +113,7 @@ def test_another_file(tmp_path):
     np.savez(path, kernel=np.zeros(3))
     with pytest.raises(UserError, match="is not a file of a language model's weights"):
         read(path, model)
-    header = {"format": "tfwd language model weights", "version": weights.VERSION + 1}
+    header = {"format": "tfwd language model weights", "version": weight_files.VERSION + 1}
     np.savez(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
     with pytest.raises(UserError, match="is of version 2 of the format, and this tfwd reads"):
         read(path, model)

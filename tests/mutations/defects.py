@@ -504,7 +504,7 @@ DEFECTS = [
     ),
     Defect(
         "a worker does not learn that another one must stop",
-        "tfwd/runs/workers/votes.py",
+        "tfwd/runs/workers/stop_votes.py",
         "if signals.any() and not self._stop:",
         "if False:",
         ("tests/distribute/test_train.py", "-k", "survives and SIGTERM"),
@@ -535,7 +535,7 @@ DEFECTS = [
     ),
     Defect(
         "the rate is not scaled by the length of the window",
-        "tfwd/lm/step.py",
+        "tfwd/lm/training_step.py",
         "tf.cast(tf.shape(batch[0])[1], tf.float32) / self.base_window",
         "1.0",
         ("tests/lm/test_step.py", "-k", "follows_the_windows"),
@@ -543,7 +543,7 @@ DEFECTS = [
     # Fine-tuning
     Defect(
         "a lower layer has a higher rate",
-        "tfwd/finetune/schedule.py",
+        "tfwd/finetune/learning_rate_schedule.py",
         "below = layers - int(found[1]) if found else 0",
         "below = 1 + int(found[1]) if found else 0",
         ("tests/finetune/test_schedule.py",),

@@ -10,7 +10,7 @@ from processes import WATCHDOG
 from stacks import extended
 
 from tfwd.lm.config import SCHEMA
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 
 ABOUT = """
@@ -29,7 +29,7 @@ def define(values):
 
 def ends(capsys, main, *arguments):
     with pytest.raises(SystemExit) as caught:
-        app.run(main, define, ABOUT, argv=["program", *arguments])
+        command_runner.run(main, define, ABOUT, argv=["program", *arguments])
     return caught.value.code, *capsys.readouterr()
 
 
@@ -82,7 +82,7 @@ def test_a_fault_of_the_code_keeps_its_traceback():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        app.run(fault, define, ABOUT, argv=["program", "--workdir=a"])
+        command_runner.run(fault, define, ABOUT, argv=["program", "--workdir=a"])
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h", "--helpfull"])
@@ -96,17 +96,17 @@ def test_help(capsys, flag):
     assert "--config" not in out
     assert "verbosity" not in out and len(out.splitlines()) < 20  # none of the libraries' flags
     with pytest.raises(SystemExit):
-        app.run(lambda values: 1, define, ABOUT, schema=SCHEMA, argv=["program", flag])
+        command_runner.run(lambda values: 1, define, ABOUT, schema=SCHEMA, argv=["program", flag])
     assert "model.weight_dropout=0.5" in capsys.readouterr().out
 
 
 PROGRAM = """
-import tfwd.runs.app
+import tfwd.runs.command_runner
 
 def main(values):
     print("\\n".join(map(str, range(100000))))
 
-tfwd.runs.app.run(main, lambda values: None, "A program.")
+tfwd.runs.command_runner.run(main, lambda values: None, "A program.")
 """
 
 

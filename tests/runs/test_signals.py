@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 
 @pytest.fixture

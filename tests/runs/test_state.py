@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.state import Progress, RunState, fingerprint
+from tfwd.runs.storage.run_state import Progress, RunState, fingerprint
 
 
 def test_progress_survives_json():

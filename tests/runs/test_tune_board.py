@@ -7,8 +7,8 @@ import keras_tuner
 from rich.console import Console
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.live_table import Board
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
 from tfwd.tuning import Float
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.search_space import hyperparameters

@@ -11,7 +11,7 @@ from processes import SIGNAL_AT, finish
 from stacks import once
 from sweep_tools import SWEEP, tiny_flags
 
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 pytestmark = [pytest.mark.slow, once]
 

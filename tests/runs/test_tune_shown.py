@@ -16,10 +16,10 @@ from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.errors import UserError
 from tfwd.runs.sweeps import plots, sweep
-from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.live_table import Board
-from tfwd.runs.sweeps.rows import DONE, FAILED, Row, reasons
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
+from tfwd.runs.sweeps.trial_rows import DONE, FAILED, Row, reasons
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.tuning import Choice, Float, Int, stopwatch
 
 KEYS = (
@@ -120,7 +120,7 @@ class StopAfter(StopRequest):
 def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path, monkeypatch):
     monkeypatch.setattr("tfwd.lm.trainer.Trainer", sweep_tools.NoTraining)
     with monkeypatch.context() as patch:
-        patch.setattr("tfwd.runs.sweeps.tune.StopRequest", StopAfter)
+        patch.setattr("tfwd.runs.sweeps.tune_command.StopRequest", StopAfter)
         code, out, _ = run(options="max_trials=1")
     path = tmp_path / "sweep" / "trial_0" / "run-0" / stopwatch.FILE
     assert code == 130 and float(path.read_text()) > 0

@@ -18,8 +18,8 @@ from stacks import extended, once
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.workers import rendezvous
-from tfwd.runs.workers.cluster import Cluster, find_cluster
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
+from tfwd.runs.workers.worker_addresses import Cluster, find_cluster
 
 pytestmark = once
 

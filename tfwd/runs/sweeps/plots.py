@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.sweeps.rows import FAILED, Row, ranked
+from tfwd.runs.sweeps.trial_rows import FAILED, Row, ranked
 from tfwd.tuning.search_space import Choice, Int, Spec
 
 POINT, LINE, BEST, BAD = "#4477aa", "#222222", "#cc6677", "#aa3377"

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from tfwd.runs.interfaces import Data, Score
 from tfwd.runs.program import Program
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.workers.workers import Workers
 from tfwd.tuning import trial_promotion
 from tfwd.tuning.stopwatch import Stopwatch

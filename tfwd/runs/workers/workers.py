@@ -44,7 +44,7 @@ class Workers:
         self.count = 1 if strategy is None else _keras.worker_count(strategy)
         self.index = 0 if strategy is None else _keras.worker_index(strategy)
         if self.count > 1:
-            # A step sums the votes over the workers. `votes.py` says what they mean.
+            # A step sums the votes over the workers. `stop_votes.py` says what they mean.
             self.vote = tf.Variable(tf.zeros([self.count + 1], tf.float64), trainable=False)
             self.votes = tf.Variable(self.vote, trainable=False)
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_json
+from tfwd.runs.storage.file_access import read_json
 
 FILES = "config.json, model.safetensors and tokenizer.json"
 _ROUNDED = 1024  # tables of tokens are rounded up to a multiple of at most this

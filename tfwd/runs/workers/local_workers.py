@@ -16,8 +16,8 @@ from types import FrameType
 from typing import IO, Any
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.workers.cluster import Cluster
 from tfwd.runs.workers.connection import LOST
+from tfwd.runs.workers.worker_addresses import Cluster
 
 # File descriptor of a pipe whose other end the parent holds. It closes when the parent ends.
 PARENT = "TFWD_PARENT_PIPE"

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import step
 from tfwd.runs.training.optimizer import optimizer_and_options
 from tfwd.runs.workers.workers import Workers

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def run() -> None:
     command = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
     if command in COMMANDS:
         argv = [f"{argv[0]} {command}", *argv[2:]]
-    app.run(lambda values: main(command, values), define, ABOUT, argv=_without(command, argv))
+    command_runner.run(
+        lambda values: main(command, values), define, ABOUT, argv=_without(command, argv)
+    )
 
 
 def _without(command: str, argv: list[str]) -> list[str]:

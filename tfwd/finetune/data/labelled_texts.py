@@ -15,7 +15,7 @@ import numpy as np
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.settings.command_line import is_utf8
-from tfwd.runs.storage.files import read_text
+from tfwd.runs.storage.file_access import read_text
 
 SUFFIXES = (".tsv", ".csv", ".jsonl")
 NAMES = ("train", "valid", "test")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.workers import connection, local
-from tfwd.runs.workers.cluster import STRATEGIES, find_cluster
+from tfwd.runs.workers import connection, local_workers
+from tfwd.runs.workers.worker_addresses import STRATEGIES, find_cluster
 
 if TYPE_CHECKING:
     from tfwd.runs.workers.workers import Workers
@@ -71,14 +71,14 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
         if not math.isfinite(getattr(values, name)):
             raise UserError(f"--{name}={getattr(values, name)}: give a number of seconds")
     strategy = values.strategy
-    if local.is_started_here():
-        local.end_with_parent()
+    if local_workers.is_started_here():
+        local_workers.end_with_parent()
         strategy = "auto"
     else:
         gpus = _gpus() if strategy == "mirrored" else []
         count = _processes(values, gpus)
         if count > 1:
-            return local.run(command, sys.argv[1:], count, gpus)
+            return local_workers.run(command, sys.argv[1:], count, gpus)
     # A single GPU is a single process.
     cluster = None if strategy == "mirrored" else find_cluster(strategy)
     from tfwd.runs.workers.workers import Workers

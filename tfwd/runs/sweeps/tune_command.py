@@ -13,7 +13,7 @@ from absl import flags
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.training.signals import CLOSED_PIPE, Stopped, StopRequest
+from tfwd.runs.training.stop_signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:
     from tfwd.runs.sweeps.sweep import Sweep
@@ -100,9 +100,9 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
     """
     import tensorflow as tf
 
-    from tfwd.runs.sweeps import hparams, report, rows
-    from tfwd.runs.sweeps.folder import SweepFolder, describe
+    from tfwd.runs.sweeps import report, tensorboard_hparams, trial_rows
     from tfwd.runs.sweeps.live_table import Board
+    from tfwd.runs.sweeps.sweep_folder import SweepFolder, describe
     from tfwd.runs.sweeps.tuner import RunTuner, SweepEnd
     from tfwd.runs.training.display import Output
     from tfwd.tuning import chief_and_workers
@@ -142,7 +142,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
 
         def write_table() -> None:
             done = sorted(board.rows.values(), key=lambda row: int(row.trial))
-            rows.write_csv(done, sweep.space, folder)
+            trial_rows.write_csv(done, sweep.space, folder)
 
         if role != chief_and_workers.WORKER:
             board.changed = write_table
@@ -152,7 +152,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         _print_header(board, sweep, config, data, folder, notes, role, again)
         if role != chief_and_workers.WORKER:
             folder.begin(description)
-            hparams.write_space(folder.tensorboard, sweep.space, program.score)
+            tensorboard_hparams.write_space(folder.tensorboard, sweep.space, program.score)
         code = 0
         try:
             with board:
@@ -237,7 +237,7 @@ def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
 def _oracle(sweep: Sweep, config: Any, timeout: float | None = None) -> Any:
     import keras_tuner
 
-    from tfwd.runs.sweeps.rows import OBJECTIVE
+    from tfwd.runs.sweeps.trial_rows import OBJECTIVE
     from tfwd.tuning.oracles import make_oracle
     from tfwd.tuning.search_space import hyperparameters
 

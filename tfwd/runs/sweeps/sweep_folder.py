@@ -20,7 +20,7 @@ from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.program import Program
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.config_keys import MayChange
-from tfwd.runs.storage.files import read_json, remove, write_file
+from tfwd.runs.storage.file_access import read_json, remove, write_file
 from tfwd.runs.storage.folder_lock import FolderLock
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.tuning import stopwatch

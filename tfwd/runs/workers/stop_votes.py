@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.workers.workers import Workers
 
 

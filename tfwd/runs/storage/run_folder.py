@@ -19,10 +19,10 @@ import ml_collections
 from tfwd.runs.errors import UserError, as_user_error
 from tfwd.runs.interfaces import StoredProgram, Vocabulary
 from tfwd.runs.settings import config as configs
-from tfwd.runs.storage import weights
+from tfwd.runs.storage import weight_files
 from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.storage.folder_lock import FolderLock
-from tfwd.runs.storage.state import Progress
+from tfwd.runs.storage.run_state import Progress
 
 _WEIGHTS = "weights.npz"
 
@@ -181,7 +181,7 @@ class RunFolder:
             UserError: the weights cannot be written.
         """
         named, name = self.program.named_weights(model), self.program.model_name
-        also = {_WEIGHTS: lambda path: weights.save(path, named, name)}
+        also = {_WEIGHTS: lambda path: weight_files.save(path, named, name)}
         self.best.save(progress.step, {"model": model}, progress.to_json(), also)
 
     def restore_best(self, model: Any, say: Callable[[str], object]) -> dict[str, Any] | None:
@@ -203,7 +203,7 @@ class RunFolder:
         path = self.best.path(step) / _WEIGHTS
         if not path.exists():  # written by an old tfwd, without this file
             return self.best.read(step, {"model": model})
-        weights.load(path, self.program.named_weights(model), self.program.model_name)
+        weight_files.load(path, self.program.named_weights(model), self.program.model_name)
         return self.best.progress(step)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from tfwd import _keras
 from tfwd.pretrained import SourceError
 from tfwd.pretrained.sources.npz_files import ArchiveSource
 from tfwd.runs.errors import UserError, reason
-from tfwd.runs.storage.files import check_readable
+from tfwd.runs.storage.file_access import check_readable
 
 VERSION = 1
 _HEADER = "header"

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import update_interception, wrapped_optimizers
-from tfwd.finetune import schedule
+from tfwd.finetune import learning_rate_schedule
 from tfwd.finetune.model import classifier_of, named_weights
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import step
 from tfwd.runs.training.optimizer import optimizer_and_options
 from tfwd.runs.workers.workers import Workers
@@ -55,7 +55,7 @@ class TrainStep(step.TrainStep):
         if layer_decay != 1:
             names = named_weights(model)
             layers = len(classifier_of(model).encoder.stack.layers)
-            factors = schedule.layer_factors(list(names), layers, layer_decay)
+            factors = learning_rate_schedule.layer_factors(list(names), layers, layer_decay)
             for name, variable in names.items():
                 self._factors[id(_keras.variables.tf_variable(variable))] = factors[name]
         texts = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int32)
@@ -73,7 +73,7 @@ class TrainStep(step.TrainStep):
 
     def factor(self) -> tf.Tensor:
         """Returns the schedule's factor for the next step."""
-        return schedule.factor(self.state.step, self.steps, self.warmup, self.linear)
+        return learning_rate_schedule.factor(self.state.step, self.steps, self.warmup, self.linear)
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         scaled: Any = contextlib.nullcontext()
@@ -114,7 +114,7 @@ def make_step(
         optimizer,
         state,
         steps=steps,
-        warmup=schedule.warmup_steps(steps, chosen.warmup),
+        warmup=learning_rate_schedule.warmup_steps(steps, chosen.warmup),
         linear=chosen.schedule == "linear",
         layer_decay=chosen.layer_decay,
         workers=workers,

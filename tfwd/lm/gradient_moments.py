@@ -17,7 +17,7 @@ from tfwd._graph import stateless_call
 from tfwd.gradients import statistics
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 
 
 class GradientMeter:

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.storage.files import write_file
-from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.storage.file_access import write_file
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
 from tfwd.tuning import trial_failures
 from tfwd.tuning.search_space import Spec, read
 

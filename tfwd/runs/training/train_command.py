@@ -15,9 +15,9 @@ from absl import flags
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.storage.files import read_json
-from tfwd.runs.training.signals import CLOSED_PIPE, Stopped, StopRequest
-from tfwd.runs.workers import flags as worker_flags
+from tfwd.runs.storage.file_access import read_json
+from tfwd.runs.training.stop_signals import CLOSED_PIPE, Stopped, StopRequest
+from tfwd.runs.workers import worker_flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.training.trainer import Trainer
@@ -106,19 +106,19 @@ def train(
     import keras
     import tensorflow as tf
 
-    from tfwd.runs.storage.folder import RunFolder
+    from tfwd.runs.storage.run_folder import RunFolder
     from tfwd.runs.training.display import Display, Output
-    from tfwd.runs.workers import agreement
+    from tfwd.runs.workers import settings_agreement
     from tfwd.runs.workers.workers import Workers
 
     workers = workers or Workers()
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.seed)
-    agreement.check_versions(workers)
-    agreement.check_config(workers, config)
+    settings_agreement.check_versions(workers)
+    settings_agreement.check_config(workers, config)
     data = workers.together(lambda: program.read_data(config))
-    agreement.check_data(workers, data)
+    settings_agreement.check_data(workers, data)
 
     output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
@@ -126,7 +126,7 @@ def train(
     open_folder = folder.open if workers.is_chief else folder.follow
     workers.together(lambda: open_folder(config, data.vocabulary))
     try:
-        agreement.check_folder(workers, folder.path)
+        settings_agreement.check_folder(workers, folder.path)
         with program.make_trainer(config, data, folder, display, stop, workers) as trainer:
             summary = workers.on_chief(
                 functools.partial(summary_if_finished, program, trainer, say=display.line)
