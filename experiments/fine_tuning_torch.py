@@ -27,12 +27,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import fine_tuning_data as data
 
 # isort: on
-import fine_tuning_lines as lines_file
 import fine_tuning_plan as planning
+import fine_tuning_results_file as lines_file
 import numpy as np
 from fine_tuning import options, perform
-from fine_tuning_lines import Lines
 from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
+from fine_tuning_results_file import Lines
 from rich.console import Console
 
 from tfwd.finetune import learning_rate_schedule, scores

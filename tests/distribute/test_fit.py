@@ -221,7 +221,7 @@ def test_scope_of_one_device_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
-    program = PROGRAM.parents[2] / "docs" / "workers.py"
+    program = PROGRAM.parents[2] / "docs" / "fit_on_two_workers.py"
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     with Processes() as processes:
         both = [

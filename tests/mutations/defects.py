@@ -727,7 +727,7 @@ DEFECTS = [
     ),
     Defect(
         "a line that a killed process left incomplete spoils the next one",
-        "experiments/fine_tuning_lines.py",
+        "experiments/fine_tuning_results_file.py",
         'file.truncate(content.rfind(b"\\n") + 1)',
         "pass",
         ("tests/experiments/test_fine_tuning.py", "-k", "loses_the_run"),

@@ -1,10 +1,10 @@
 """Growth of the time of a training step when width, depth, batch or time doubles.
 
-    python benchmarks/growth.py
+    python benchmarks/step_time_growth.py
 
 A stack of Dense layers and an LSTM, with weight dropout by tfwd, naively, and without; the LSTM by
-PyTorch too. An exponent of 1 means twice the cost for twice the size. growth_memory.py does the
-same for memory.
+PyTorch too. An exponent of 1 means twice the cost for twice the size. step_memory_growth.py does
+the same for memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def main() -> None:
             gc.collect()
     doubled_sizes.draw("Time of a training step", "ms", costs, chosen.plots, "time")
     measure.report(
-        "growth", doubled_sizes.rows("time", costs), points=doubled_sizes.points("ms", costs)
+        "step_time_growth",
+        doubled_sizes.rows("time", costs),
+        points=doubled_sizes.points("ms", costs),
     )
 
 

@@ -1,14 +1,14 @@
 """Peak memory of a training step with weight dropout, for each kind of layer.
 
-    python benchmarks/memory_layers.py [--kinds conv gru ...]
+    python benchmarks/step_memory_layers.py [--kinds conv gru ...]
 
-The same as memory.py for convolutions, einsums, embeddings and attention, and for layers without
-a rule: a GRU and a custom layer.
+The same as step_memory.py for convolutions, einsums, embeddings and attention, and for layers
+without a rule: a GRU and a custom layer.
 """
 
 from __future__ import annotations
 
-from common import measure, memory, peak
+from common import measure, memory_above_plain_step, peak_memory
 
 LIMITS = {
     "conv": 0.2,
@@ -37,19 +37,25 @@ def main() -> None:
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     configurations = {f"{kind}: {way}": (kind, way) for kind in chosen.kinds for way in WAYS}
-    found = peak.in_children(memory.workload_step, configurations, steps=chosen.steps)
+    found = peak_memory.in_children(
+        memory_above_plain_step.workload_step, configurations, steps=chosen.steps
+    )
     from common import workloads
 
     rows = []
     for kind in chosen.kinds:
         bare, ours, naive = (found[f"{kind}: {way}"] for way in WAYS)
-        figure = memory.above(ours, bare, SIZES[kind])
-        peers = {"naive": memory.shown(memory.above(naive, bare, SIZES[kind]))}
+        figure = memory_above_plain_step.above(ours, bare, SIZES[kind])
+        peers = {
+            "naive": memory_above_plain_step.shown(
+                memory_above_plain_step.above(naive, bare, SIZES[kind])
+            )
+        }
         title = f"dropout, {workloads.KINDS[kind].title}"
-        rows += memory.rows(kind, title, figure, peers, LIMITS[kind])
+        rows += memory_above_plain_step.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
         raise RuntimeError("no kind could be measured")
-    measure.report("memory_layers", rows, method=peak.method())
+    measure.report("step_memory_layers", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

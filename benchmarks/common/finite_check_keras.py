@@ -1,4 +1,4 @@
-"""Models of numerics.py in Keras, and the training function that `fit` runs for them.
+"""Models of finite_check_cost.py in Keras, and the training function that `fit` runs for them.
 
 A *way* is the check for NaN in a step:
 
@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.numerics_models import (
+from common.finite_check_models import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,

@@ -1,6 +1,6 @@
 """Sizes from which a weight is worth the compiled loop, and worth drawing again in backward.
 
-    python benchmarks/small_weights.py
+    python benchmarks/small_weight_thresholds.py
 
 A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
 compiled loop draws the mask (`tfwd._random.masks_and_normals`). The effective weight is stored for
@@ -64,7 +64,7 @@ def main() -> None:
         claim = f"step of 12 Dense layers of {width * width:,} entries: {one}"
         figure = ratio(times[one], times[other])
         rows.append(Row(claim, figure, f"time over {other}", float(median[one]), peers))
-    measure.report("small_weights", rows)
+    measure.report("small_weight_thresholds", rows)
 
 
 if __name__ == "__main__":

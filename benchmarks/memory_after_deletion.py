@@ -1,6 +1,6 @@
 """Memory that stays after models are built, fitted and deleted.
 
-    python benchmarks/models_memory.py
+    python benchmarks/memory_after_deletion.py
 
 Each model has 18 MB of weights and is fitted for three steps; `del`, `clear_session` and a garbage
 collection follow. The figure is the growth of the process from the second model to the last, in
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
-from common import measure, peak
+from common import measure, peak_memory
 from common.measure import Row, Spread
 
 WIDTH, LAYERS = 1062, 4  # 4 x 1062 x 1062 weights of 4 bytes are 18 MB
@@ -45,8 +45,8 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
             keras.backend.clear_session()
             gc.collect()
             if number == 1:
-                before = peak.resident()
-        return [(peak.resident() - before) / peak.MIB]
+                before = peak_memory.resident()
+        return [(peak_memory.resident() - before) / peak_memory.MIB]
 
     return run
 
@@ -56,7 +56,7 @@ def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--models", type=int, default=50, help="number of models")
     models = options.parse_args().models
-    found = peak.in_children(grow, {way: (way, models) for way in WAYS}, steps=None)
+    found = peak_memory.in_children(grow, {way: (way, models) for way in WAYS}, steps=None)
     failed = [f"{way}: {growth}" for way, growth in found.items() if isinstance(growth, str)]
     if failed:
         raise RuntimeError("; ".join(failed))
@@ -70,7 +70,7 @@ def main() -> None:
         "MiB",
         at_most=1.0,
     )
-    measure.report("models_memory", [row], growth=growth)
+    measure.report("memory_after_deletion", [row], growth=growth)
 
 
 if __name__ == "__main__":

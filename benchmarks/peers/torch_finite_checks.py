@@ -1,4 +1,4 @@
-"""Models of numerics.py in PyTorch, and PyTorch's checks for NaN.
+"""Models of finite_check_cost.py in PyTorch, and PyTorch's checks for NaN.
 
 bare                       nothing
 detect_anomaly             `torch.autograd.set_detect_anomaly(True)`
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from common import measure
-from common.numerics_models import (
+from common.finite_check_models import (
     ANOMALY,
     BARE,
     BLOCK,

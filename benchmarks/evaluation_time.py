@@ -1,6 +1,6 @@
 """Evaluation of a wrapped layer over the bare layer: same operations, same time.
 
-    python benchmarks/evaluation.py
+    python benchmarks/evaluation_time.py
 
 Both sides are one layer object, called with `training=False` in a traced function. The JSON line
 also has the operations of the two graphs.
@@ -83,7 +83,7 @@ def main() -> None:
     rows.append(
         Row("operations of an evaluation", most, "operations over the bare layer", at_most=1.0)
     )
-    measure.report("evaluation", rows, operations=operations)
+    measure.report("evaluation_time", rows, operations=operations)
 
 
 def _call(layer: Any) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Effect of decoupled decay and averaging on a language model's perplexity.
 
-    python experiments/optimizers.py strength --data=FOLDER
-    python experiments/optimizers.py decay --data=FOLDER
-    python experiments/optimizers.py averaging --data=FOLDER
+    python experiments/decay_and_averaging.py strength --data=FOLDER
+    python experiments/decay_and_averaging.py decay --data=FOLDER
+    python experiments/decay_and_averaging.py averaging --data=FOLDER
 
 Each question has one model and one budget. FOLDER has train.txt, valid.txt and test.txt.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 
-import runs
+import language_model_experiment
 
 CONFIG = "configs/wikitext2_small.py"
 # Without weight dropout, so that decay has an overfitting model to regularize.
@@ -45,11 +45,13 @@ AVERAGING = {
     "NT-ASGD": {**SGD, "optimizer.non_monotone_interval": 3},
 }
 EXPERIMENTS = {
-    "strength": runs.Experiment(
+    "strength": language_model_experiment.Experiment(
         "strength", CONFIG, STRENGTH, "no decay", "decay", seeds=1, runs="decay"
     ),
-    "decay": runs.Experiment("decay", CONFIG, DECAY, "no decay", "decay"),
-    "averaging": runs.Experiment("averaging", CONFIG, AVERAGING, "SGD", "optimizer"),
+    "decay": language_model_experiment.Experiment("decay", CONFIG, DECAY, "no decay", "decay"),
+    "averaging": language_model_experiment.Experiment(
+        "averaging", CONFIG, AVERAGING, "SGD", "optimizer"
+    ),
 }
 
 
@@ -57,7 +59,7 @@ def main() -> None:
     """Reads which question is meant, and answers it."""
     if len(sys.argv) < 2 or sys.argv[1] not in EXPERIMENTS:
         sys.exit(f"say which: python {sys.argv[0]} {'|'.join(EXPERIMENTS)} --data=FOLDER")
-    runs.answer(EXPERIMENTS[sys.argv.pop(1)], __doc__.splitlines()[0])
+    language_model_experiment.answer(EXPERIMENTS[sys.argv.pop(1)], __doc__.splitlines()[0])
 
 
 if __name__ == "__main__":

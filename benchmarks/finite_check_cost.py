@@ -1,6 +1,6 @@
 """Cost of finite checks in a training step: tfwd's ways and other libraries' ways.
 
-    python benchmarks/numerics.py
+    python benchmarks/finite_check_cost.py
 
 There are five models, each with and without `jit_compile=True`. The script times the training
 function of `fit` on one batch. `FiniteCheck` checks the whole model in each step. `ApplyIfFinite`
@@ -11,8 +11,8 @@ of Hugging Face's transformers are over PyTorch's own bare step of the same mode
 
 Then a weight of each side gets a NaN, and the row says what the side does about it. For
 `FiniteCheck`, whose diagnosis takes seconds, this is done with one model. Peak memory is measured
-on a large batch, each side in a process of its own (see common/peak.py). The figure is the extra
-memory of `FiniteCheck`, as a share of the bytes of one activation.
+on a large batch, each side in a process of its own (see common/peak_memory.py). The figure is the
+extra memory of `FiniteCheck`, as a share of the bytes of one activation.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from common import measure, memory, peak
-from common.measure import Row, ratio
-from common.numerics_models import (
+from common import measure, memory_above_plain_step, peak_memory
+from common.finite_check_models import (
     BARE,
     CONVOLUTIONS,
     EVERY,
@@ -37,6 +36,7 @@ from common.numerics_models import (
     Side,
     title,
 )
+from common.measure import Row, ratio
 
 MODES = {"in a graph": False, "compiled": True}
 LIMITS = {OURS: 1.05, OPTIMIZER: 1.01, EVERY: 1.02}
@@ -52,9 +52,9 @@ LARGE = (CONVOLUTIONS, 128)
 def step(way: str, compiled: bool) -> Callable[[], Any]:
     """Returns a step of the model of `LARGE`; for a child."""
     measure.equal_threads()
-    from common import numerics_keras
+    from common import finite_check_keras
 
-    return numerics_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
+    return finite_check_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
 
 
 def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list[float]]:
@@ -105,12 +105,12 @@ def rows_of(
 
 def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     """Measures a model in TensorFlow in one mode, and returns its rows."""
-    from common import numerics_keras
+    from common import finite_check_keras
 
     heading = f"{title(name)}, {mode}"
 
     def make(way: str) -> Side:
-        return numerics_keras.side(name, way, MODES[mode])
+        return finite_check_keras.side(name, way, MODES[mode])
 
     ways = (BARE, OURS, OPTIMIZER, *((EVERY,) if name == STACK else ()))
     sides = {way: make(way) for way in ways}
@@ -120,7 +120,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
         try:
             theirs = {BARE: sides[BARE], TENSORFLOW: make(TENSORFLOW)}
         except Exception as error:  # TensorFlow raises errors of several classes
-            unable[TENSORFLOW] = numerics_keras.reason(error)
+            unable[TENSORFLOW] = finite_check_keras.reason(error)
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
             beside = times(theirs, heading, rounds=FEW, seconds=seconds)
@@ -140,20 +140,20 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 def by_memory() -> list[Row]:
     """Measures what `FiniteCheck` adds to the peak of a step, and returns a row for each mode."""
-    from common import numerics_keras
+    from common import finite_check_keras
 
     name, batch = LARGE
-    largest = numerics_keras.largest_activation(name, batch)
+    largest = finite_check_keras.largest_activation(name, batch)
     configurations = {
         f"{way}, {mode}": (way, compiled)
         for mode, compiled in MODES.items()
         for way in (BARE, OURS)
     }
-    found = peak.in_children(step, configurations)
+    found = peak_memory.in_children(step, configurations)
     rows = []
     for mode in MODES:
         bare, ours = (found[f"{way}, {mode}"] for way in (BARE, OURS))
-        figure = memory.above(ours, bare, largest)
+        figure = memory_above_plain_step.above(ours, bare, largest)
         if isinstance(figure, str):
             measure.CONSOLE.print(f"without memory {mode}: {figure}", style="red")
             continue
@@ -162,10 +162,10 @@ def by_memory() -> list[Row]:
                 f"memory of a step with {OURS}, {name}, batch {batch}, {mode}",
                 figure,
                 "extra over bare, share of an activation",
-                measure.Spread.of(ours).median / peak.MIB,
+                measure.Spread.of(ours).median / peak_memory.MIB,
                 {
-                    BARE: measure.Spread.of(bare).median / peak.MIB,
-                    "the activation": largest / peak.MIB,
+                    BARE: measure.Spread.of(bare).median / peak_memory.MIB,
+                    "the activation": largest / peak_memory.MIB,
                 },
                 "MiB",
                 at_most=1.0,
@@ -185,7 +185,7 @@ def main() -> None:
     memory_rows = by_memory()
     # PyTorch's threads would spin while they wait for each other, which is slow on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    torch_models = measure.module("peers.torch_numerics", "PyTorch")
+    torch_models = measure.module("peers.torch_finite_checks", "PyTorch")
     rows = []
     for name in arguments.models:
         for mode in MODES:
@@ -193,7 +193,7 @@ def main() -> None:
             gc.collect()
         if torch_models:
             rows += by_torch(name, torch_models.sides, arguments.seconds)
-    measure.report("numerics", rows + memory_rows, method=peak.method())
+    measure.report("finite_check_cost", rows + memory_rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains a small model on two workers: python workers.py 0, and python workers.py 1."""
+"""Trains a model on two workers: python fit_on_two_workers.py 0, then the same with 1."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Sizes and names of the five models of numerics.py; imports no library."""
+"""Sizes and names of the five models of finite_check_cost.py; imports no library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A step with a mask for each example (DropConnect as published), over the naive batch of kernels.
 
-    python benchmarks/per_example.py [--cases mlp positions ...] [--seconds 30]
+    python benchmarks/per_example_masks.py [--cases mlp positions ...] [--seconds 30]
 
 Each case is a chain of Dense layers on a batch. Its kernels are dropped in four ways:
 
@@ -12,7 +12,7 @@ Each case is a chain of Dense layers on a batch. Its kernels are dropped in four
 
 Time is the time of a training step with plain SGD. Memory is the most that the process holds within
 a step above the plain step, as a share of the bytes of one copy of all kernels for each example.
-Each way has a process of its own for the memory (see common/peak.py).
+Each way has a process of its own for the memory (see common/peak_memory.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from common import measure, memory, peak
+from common import measure, memory_above_plain_step, peak_memory
 from common.measure import Row
 
 RATE = 0.5
@@ -123,11 +123,11 @@ def by_memory(names: list[str]) -> list[Row]:
     configurations = {f"{name}: {way}": (CASES[name], way) for name in names for way in ways}
     if not configurations:
         return []
-    found = peak.in_children(step, configurations, steps=3)
+    found = peak_memory.in_children(step, configurations, steps=3)
     rows = []
     for name in names:
         case, (ours, naive, plain) = CASES[name], (found[f"{name}: {way}"] for way in ways)
-        figure = memory.above(ours, plain, copies(case))
+        figure = memory_above_plain_step.above(ours, plain, copies(case))
         if isinstance(figure, str):
             raise RuntimeError(f"{name}: {figure}")
         rows.append(
@@ -136,7 +136,11 @@ def by_memory(names: list[str]) -> list[Row]:
                 figure,
                 "share of a kernel per example, over plain",
                 figure.median,
-                {NAIVE: memory.shown(memory.above(naive, plain, copies(case)))},
+                {
+                    NAIVE: memory_above_plain_step.shown(
+                        memory_above_plain_step.above(naive, plain, copies(case))
+                    )
+                },
                 "",
                 at_most=case.memory,
             )
@@ -152,7 +156,7 @@ def main() -> None:
     rows = by_memory(chosen.cases)
     for name in chosen.cases:
         rows += by_time(name, chosen.seconds)
-    measure.report("per_example", rows, method=peak.method())
+    measure.report("per_example_masks", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

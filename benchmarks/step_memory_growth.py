@@ -1,9 +1,9 @@
 """Growth of the peak memory of a training step when width, depth, batch or time doubles.
 
-    python benchmarks/growth_memory.py
+    python benchmarks/step_memory_growth.py
 
-The points are the same as in growth.py. All points of one way share a process. Each model is
-deleted before the next one is made. common/peak.py says how memory is measured.
+The points are the same as in step_time_growth.py. All points of one way share a process. Each model
+is deleted before the next one is made. common/peak_memory.py says how memory is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from common import doubled_sizes, measure, peak, plots
+from common import doubled_sizes, measure, peak_memory, plots
 
 
 def sweep(axis: str, way: str) -> Callable[[], list[float]]:
@@ -25,7 +25,7 @@ def sweep(axis: str, way: str) -> Callable[[], list[float]]:
         found = []
         for value in doubled_sizes.SWEEPS[axis][2]:
             step: Any = doubled_sizes.make(axis, value, way)
-            found.append(statistics.median(peak.peaks(step)) / peak.MIB)
+            found.append(statistics.median(peak_memory.peaks(step)) / peak_memory.MIB)
             del step
             if way != "PyTorch":
                 import keras
@@ -48,7 +48,7 @@ def main() -> None:
         for axis in doubled_sizes.SWEEPS
         for way in doubled_sizes.ways(axis, has_torch)
     }
-    found = peak.in_children(sweep, configurations, steps=None)
+    found = peak_memory.in_children(sweep, configurations, steps=None)
     costs: dict[str, dict[str, list[float]]] = {axis: {} for axis in doubled_sizes.SWEEPS}
     for name, (axis, way) in configurations.items():
         peaks = found[name]
@@ -59,7 +59,7 @@ def main() -> None:
     title = "Peak memory of a training step above the level before it"
     doubled_sizes.draw(title, "MiB", costs, folder, "memory")
     rows, points = doubled_sizes.rows("memory", costs), doubled_sizes.points("MiB", costs)
-    measure.report("growth_memory", rows, method=peak.method(), points=points)
+    measure.report("step_memory_growth", rows, method=peak_memory.method(), points=points)
 
 
 if __name__ == "__main__":

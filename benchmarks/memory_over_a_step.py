@@ -1,10 +1,11 @@
 """Memory in the course of a training step: the picture of docs/recompute.md.
 
-    python benchmarks/alive.py
+    python benchmarks/memory_over_a_step.py
 
 Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way has a process of its own (see
-common/peak.py). A thread reads the resident set every millisecond. memory.py compares the peaks.
-This script shows when the peaks occur, and why: stored weights pile up layer by layer in forward.
+common/peak_memory.py). A thread reads the resident set every millisecond. step_memory.py compares
+the peaks. This script shows when the peaks occur, and why: stored weights pile up layer by layer in
+forward.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from common import measure, peak
+from common import measure, peak_memory
 from common.measure import Row, Spread
 from common.plots import COLOURS
 
@@ -51,7 +52,7 @@ def watched(way: str) -> object:
                 samples.append((time.perf_counter(), int(STATM.read_text().split()[1]) * PAGE))
                 time.sleep(0.001)
 
-        peak.give_back()
+        peak_memory.give_back()
         watcher = threading.Thread(target=look)
         watcher.start()
         time.sleep(0.02)
@@ -91,9 +92,13 @@ def main() -> None:
     """Measures, draws, and reports the highest points."""
     options = measure.parser(__doc__)
     root = Path(__file__).resolve().parents[1]
-    options.add_argument("--plot", default=str(root / "docs" / "alive.png"), help="PNG to write")
+    options.add_argument(
+        "--plot", default=str(root / "docs" / "memory_over_a_step.png"), help="PNG to write"
+    )
     plot = Path(options.parse_args().plot)
-    found = peak.in_children(watched, {name: (way,) for name, way in WAYS.items()}, steps=None)
+    found = peak_memory.in_children(
+        watched, {name: (way,) for name, way in WAYS.items()}, steps=None
+    )
     curves = {name: samples for name, samples in found.items() if isinstance(samples, list)}
     if curves:
         draw(curves, plot)
@@ -104,7 +109,7 @@ def main() -> None:
         top = tops["tfwd"]
         claim = "highest point of memory in a step, 12 Dense 3072x3072, over the weights' bytes"
         rows.append(Row(claim, Spread.of([top]), "share", top, peers, unit=""))
-    measure.report("alive", rows)
+    measure.report("memory_over_a_step", rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time to draw and apply a mask or noise, per entry of the weight.
 
-    python benchmarks/draws.py
+    python benchmarks/mask_and_noise_draws.py
 
 Each side takes a weight and returns the perturbed weight, as inside a training step. The sides are
 `tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's operations, which are not
@@ -94,7 +94,7 @@ def main() -> None:
                     at_least=limit if entries > LARGE else None,
                 )
             )
-    measure.report("draws", rows)
+    measure.report("mask_and_noise_draws", rows)
 
 
 if __name__ == "__main__":
