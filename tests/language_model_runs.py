@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import sweep_tools
-from processes import Processes
+from watched_processes import Processes
 
 from tfwd.lm.config import default_config
 from tfwd.lm.data.text import load_splits, tokenize

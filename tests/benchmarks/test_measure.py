@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from stacks import extended, needs_keras3
+from stack_marks import extended, needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MAIN = 'if __name__ == "__main__":\n    '

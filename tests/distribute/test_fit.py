@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, clusters, finish
-from stacks import extended, needs_keras3
+from stack_marks import extended, needs_keras3
+from watched_processes import Processes, clusters, finish
 
 import tfwd
 from tfwd.runs.workers.local_workers import free_ports

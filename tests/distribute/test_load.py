@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, finish
 from safetensors.numpy import load_file, save_file
+from watched_processes import Processes, finish
 
 from tfwd.runs.workers.local_workers import free_ports
 

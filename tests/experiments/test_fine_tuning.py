@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 from finetune_tools import write_data, write_pretrained
-from stacks import once, quick_rows
+from stack_marks import once, quick_rows
 
 pytestmark = once  # the experiment is made on one stack
 

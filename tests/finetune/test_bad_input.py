@@ -14,7 +14,7 @@ from finetune_tools import (
     write_pretrained,
     write_tokenizer,
 )
-from stacks import SOAK_ON_KERAS_2, extended
+from stack_marks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune.commands import classify
 from tfwd.finetune.commands import train as program

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
 from safetensors.numpy import load_file
-from stacks import SLOW_ON_KERAS_2, extended, rest
-from training_tools import StopAfter
+from stack_marks import SLOW_ON_KERAS_2, extended, rest
+from training_loop_runs import StopAfter
 
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM

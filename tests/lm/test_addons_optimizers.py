@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_addons
-from tables import with_slow_rest
-from training_tools import StopAfter, log, make_config, write_text
+from divided_tables import with_slow_rest
+from stack_marks import needs_addons
+from training_loop_runs import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
-from training_tools import log, make_config
+from stack_marks import SLOW_ON_KERAS_2, once
+from training_loop_runs import log, make_config
 
 from tfwd.lm import training_step
 from tfwd.lm.commands.train import train

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, extended, quick_rows
+from stack_marks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd.lm.commands import evaluate
 from tfwd.lm.data.text import load_splits, tokenize

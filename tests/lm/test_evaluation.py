@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stacks import extended
+from stack_marks import extended
 
 from tfwd.lm.data import text_windows
 from tfwd.lm.evaluation import Evaluation, Evaluator, evaluate

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from stacks import extended
+from stack_marks import extended
 
 from tfwd.lm import sampling
 from tfwd.lm.commands import generate

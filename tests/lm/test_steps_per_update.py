@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stack_marks import SLOW_ON_KERAS_2, once
 
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, extended, once
+from stack_marks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_tools import WORDS, StopAfter, log, make_config, model_options
+from training_loop_runs import WORDS, StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import define, main, train
 from tfwd.lm.data.text import load_splits, tokenize

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended
-from training_tools import StopAfter
+from stack_marks import extended
+from training_loop_runs import StopAfter
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once, rest, soak
+from stack_marks import SLOW_ON_KERAS_2, once, rest, soak
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 

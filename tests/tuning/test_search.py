@@ -4,7 +4,7 @@ import keras
 import keras_tuner
 import numpy as np
 import pytest
-from stacks import extended
+from stack_marks import extended
 
 from tfwd import tuning
 from tfwd.tuning import progress_reporter, stopwatch, trial_failures

@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
+from stack_marks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd import _keras, tuning
