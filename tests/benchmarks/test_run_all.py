@@ -65,7 +65,7 @@ def test_page_has_rows_problems_other_figures_and_plots(tmp_path: Path) -> None:
     assert "![x y](plots/x_y.png)" in page
 
 
-@quick_rows("draws", "lstm")
+@quick_rows("mask_and_noise_draws", "lstm")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_explain_themselves(path: Path) -> None:
     done = subprocess.run(
