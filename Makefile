@@ -160,7 +160,7 @@ docs: $(DOCS_STAMP) ## build the site into site/
 	  { echo "the pages above load files from the network" >&2; exit 1; }
 	@echo "open $(SITE)/index.html"
 
-# To run some of the scripts: make bench ARGS="draws lm_step".
+# To run some of the scripts: make bench ARGS="mask_and_noise_draws lm_step".
 bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras
 bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
 bench: export TF_CPP_MIN_LOG_LEVEL := 3
@@ -170,7 +170,7 @@ bench: $(BENCH_STAMP) ## run the benchmarks and write benchmarks/results.md and 
 # The tests that the other targets skip because PyTorch or keras-hub is missing.
 test-peers: $(BENCH_STAMP) ## run the tests with PyTorch and keras-hub, in the environment of the benchmarks
 	.venv-bench/bin/pytest tests/test_recurrence.py tests/optimizers/test_peers.py \
-	  tests/benchmarks/test_numerics.py tests/layers/transformer/test_peers.py tests/test_keras_hub.py \
+	  tests/benchmarks/test_finite_check_cost.py tests/layers/transformer/test_peers.py tests/test_keras_hub.py \
 	  "tests/test_examples.py::test_an_example[keras_hub_in_place]" $(ARGS)
 
 clean: ## remove caches and builds; environments and runs stay

@@ -60,7 +60,7 @@ def generate() -> None:
 
 def pretrained() -> None:
     """Runs the console script `tfwd-pretrained`."""
-    _run("conversion.command_line")
+    _run("conversion.show_or_convert")
 
 
 # The packages of the extra `programs`, by the names that are imported.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common import measure, peak
+from common import measure, peak_memory
 from common.measure import Row, ratio
 
 IN_PLACE, NEW, NAIVE, PLAIN = "in place", "a new model", "naive", "plain"
@@ -74,7 +74,7 @@ def first(name: str, side: str) -> Callable[[], list[float]]:
         begin = time.perf_counter()
         step()
         taken = time.perf_counter() - begin
-        return [parametrized, taken, *map(float, peak.peaks(step))]
+        return [parametrized, taken, *map(float, peak_memory.peaks(step))]
 
     return run
 
@@ -100,7 +100,7 @@ def rows_of(
         rows += [measure.time_over(claim, each, IN_PLACE, other) for other in (NAIVE, PLAIN)]
     calls = {side: [run[0] for run in runs[side]] for side in (IN_PLACE, NEW)}
     rows.append(measure.time_over(f"{title}: call of parametrize", calls, IN_PLACE, NEW))
-    memory = {side: [max(run[2:]) / peak.MIB for run in each] for side, each in runs.items()}
+    memory = {side: [max(run[2:]) / peak_memory.MIB for run in each] for side, each in runs.items()}
     middle = {side: measure.Spread.of(values).median for side, values in memory.items()}
     for other in (NEW, NAIVE, PLAIN):
         figure = ratio(memory[IN_PLACE], memory[other])
@@ -121,7 +121,9 @@ def main() -> None:
         # The other direction in each second round.
         cases = [(name, side) for name in flags.models for side in SIDES][:: (-1) ** turn]
         configurations = {f"{name}, {side}, round {turn + 1}": (name, side) for name, side in cases}
-        results = peak.in_children(first, configurations, steps=None, at_once=1, preload=preload)
+        results = peak_memory.in_children(
+            first, configurations, steps=None, at_once=1, preload=preload
+        )
         for (name, side), result in zip(cases, results.values(), strict=True):
             if isinstance(result, str):
                 raise RuntimeError(f"{name}, {side}: {result}")
@@ -131,7 +133,7 @@ def main() -> None:
         candidates = {side: make(name, side)[0] for side in SIDES}
         steps = measure.alternate(candidates, seconds=flags.seconds, title=name)
         rows += rows_of(name, found[name], steps)
-    measure.report("in_place", rows, method=peak.method())
+    measure.report("in_place", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ stack of LSTMs. They are measured as many_layers.py measures chains of Dense lay
 
 from __future__ import annotations
 
-from common import many_layers
+from common import many_layers_measurements
 
 if __name__ == "__main__":
-    many_layers.measured(__file__, ("MobileNetV2", "BERT", "LSTMs"), __doc__)
+    many_layers_measurements.measured(__file__, ("MobileNetV2", "BERT", "LSTMs"), __doc__)

@@ -6,7 +6,8 @@ The model and the step of `tfwd-train --config=awd_lstm_ptb`: 24 million weights
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
 side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, both
 sides must have equally many weights (without PyTorch's second biases), and begin with the loss of
-guessing, ln(words). The third side makes the step's matrix products only (common/products.py).
+guessing, ln(words). The third side makes the step's matrix products only
+(common/matrix_products.py).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
     import tensorflow as tf
 
     from tfwd.lm.model import make_model
-    from tfwd.lm.step import make_step
-    from tfwd.runs.storage.state import RunState
+    from tfwd.lm.training_step import make_step
+    from tfwd.runs.storage.run_state import RunState
 
     model = make_model(config, words)
     state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)
@@ -67,15 +68,17 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
     """Returns a function that makes a step's matrix products: of each LSTM and of the softmax."""
-    from common import products
+    from common import matrix_products
 
     data, model = config.data, config.model
     units = [*model.hidden_units]
     layers = [
-        products.Lstm(data.window, data.batch_size, *sizes)
+        matrix_products.Lstm(data.window, data.batch_size, *sizes)
         for sizes in zip([model.embedding_dim, *units[:-1]], units, strict=True)
     ]
-    return products.run([*layers, products.Dense(data.batch_size * data.window, units[-1], words)])
+    return matrix_products.run(
+        [*layers, matrix_products.Dense(data.batch_size * data.window, units[-1], words)]
+    )
 
 
 def check(name: str, loss: float, words: int) -> None:

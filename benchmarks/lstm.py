@@ -99,7 +99,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     """Returns all sides on the same input."""
     import keras
     import numpy as np
-    from common import products
+    from common import matrix_products
 
     from tfwd import layers
 
@@ -112,7 +112,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     sides = {
         "tfwd": by_tensorflow(own, x, upstream, dropped=False),
         KERAS: by_tensorflow(plain, x, upstream, dropped=True),
-        PRODUCTS: products.run([products.Lstm(*SIZES[size])]),
+        PRODUCTS: matrix_products.run([matrix_products.Lstm(*SIZES[size])]),
     }
     for name, steps in {OPERATIONS: time, CALL: 1}.items():
         tiny = layers.WeightDropLSTM(8, weight_dropout=RATE, return_sequences=True, seed=1)

@@ -11,7 +11,7 @@ and a stack of LSTMs. many_layers_growth.py measures how the costs grow with the
 
 from __future__ import annotations
 
-from common import many_layers
+from common import many_layers_measurements
 
 if __name__ == "__main__":
-    many_layers.measured(__file__, ("dense16", "dense768"), __doc__)
+    many_layers_measurements.measured(__file__, ("dense16", "dense768"), __doc__)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import many_layers, measure
+from common import many_layers_measurements, measure
 from common.measure import Row
 
 LAYERS = (50, 100, 200, 400)
@@ -42,7 +42,7 @@ def child(layers: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {"tfwd": {}, "plain": {}}
 
     def note(side: str, cost: str, function: Callable[[], Any], times: int = 1) -> None:
-        found[side][cost] = many_layers.timed(function, times, warmup=2 * (times > 1))
+        found[side][cost] = many_layers_measurements.timed(function, times, warmup=2 * (times > 1))
 
     made: dict[str, Any] = {"plain": plain}
 
@@ -78,7 +78,7 @@ def main() -> None:
     if flags.child:
         print(json.dumps(child(flags.child)), flush=True)
         return
-    found = [many_layers.in_a_process(__file__, f"--child={n}") for n in LAYERS]
+    found = [many_layers_measurements.in_a_process(__file__, f"--child={n}") for n in LAYERS]
     rows = []
     for cost in COSTS:
         sides = {

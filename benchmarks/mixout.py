@@ -9,7 +9,7 @@ keras-hub's plain steps too.
 
 Memory is the most that the process holds within a step, over the plain step, in copies of the mixed
 weights. The model has BERT-base's shape (12 layers of 768), with 8 texts of 64 positions. Each side
-has a process of its own (see common/peak.py).
+has a process of its own (see common/peak_memory.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from common import bert, measure, memory, peak
+from common import bert, measure, memory_above_plain_step, peak_memory
 from common.measure import Row
 
 PLAIN, MIXOUT, DROPOUT = "plain", "Mixout", "weight dropout"
@@ -135,21 +135,26 @@ def held(side: str, way: str) -> Callable[[], list[int]]:
 
     def most() -> list[int]:
         step()
-        return [peak.resident() + above for above in peak.peaks(step, steps=3, warmup=1)]
+        return [
+            peak_memory.resident() + above for above in peak_memory.peaks(step, steps=3, warmup=1)
+        ]
 
     return most
 
 
 def by_memory(sides: list[str]) -> list[Row]:
     """Measures the memory of each side with and without Mixout, and returns the row."""
-    found = peak.in_children(
+    found = peak_memory.in_children(
         held,
         {f"{side}, {way}": (side, way) for side in sides for way in WAYS[:2]},
         steps=None,
         at_once=1,
     )
     size = mixed_bytes(LARGE[0])
-    above = {s: memory.above(found[f"{s}, {MIXOUT}"], found[f"{s}, {PLAIN}"], size) for s in sides}
+    above = {
+        s: memory_above_plain_step.above(found[f"{s}, {MIXOUT}"], found[f"{s}, {PLAIN}"], size)
+        for s in sides
+    }
     figure = above["tfwd"]
     if isinstance(figure, str):
         raise RuntimeError(f"tfwd: {figure}")
@@ -159,7 +164,7 @@ def by_memory(sides: list[str]) -> list[Row]:
             figure,
             "copies of the mixed weights, over plain",
             figure.median,
-            {side: memory.shown(above[side]) for side in sides if side != "tfwd"},
+            {side: memory_above_plain_step.shown(above[side]) for side in sides if side != "tfwd"},
             "copies",
             at_most=MEMORY,
         )
@@ -205,7 +210,7 @@ def main() -> None:
     has_torch = measure.module("transformers", "PyTorch") and measure.module("torch", "PyTorch")
     sides = ["tfwd", *(["PyTorch"] if has_torch else [])]
     rows = by_memory(sides) + by_time(sides, seconds)
-    measure.report("mixout", rows, method=peak.method())
+    measure.report("mixout", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ Each weight is summed once after it is loaded, since transformers maps the file 
 when weights are used.
 
 Memory is the peak of a call in a process of its own, minus the bytes of the weights (see
-common/peak.py). Pages of a mapped file count as long as they stay in the process. Times are CPU
-times of calls in turn in one process, with the file in the system's cache. CPU time depends less on
-other programs on the machine.
+common/peak_memory.py). Pages of a mapped file count as long as they stay in the process. Times are
+CPU times of calls in turn in one process, with the file in the system's cache. CPU time depends
+less on other programs on the machine.
 
 The growth of the time with the layers is measured on narrow layers, where names cost more than
 numbers. Compiled regular expressions are deleted before each call, as before a first call.
@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import measure, peak
+from common import measure, peak_memory
 from common.measure import Row, Spread
 
 MIB = 1 << 20
@@ -194,7 +194,7 @@ def once(way: str, folder: str) -> Callable[[], list[int]]:
     """Returns a function that measures the peak of the first call; for a child."""
     call = SIDES[way](folder)
     kept: list[Any] = []  # keeps the model, as a user does
-    return lambda: peak.peaks(lambda: kept.append(call()), 1, warmup=0)
+    return lambda: peak_memory.peaks(lambda: kept.append(call()), 1, warmup=0)
 
 
 def above(found: Any, size: int) -> float | str:
@@ -212,7 +212,7 @@ def by_memory(folders: dict[str, str], size: int) -> list[Row]:
         if not (files == SHARDS and way == HUB)
     }
     named = {f"{way}, {files}": case for (way, files), case in cases.items()}
-    found = peak.in_children(once, named, steps=None, at_once=1, preload=PRELOAD)
+    found = peak_memory.in_children(once, named, steps=None, at_once=1, preload=PRELOAD)
     rows = []
     for files in folders:
         found_here = {
@@ -336,7 +336,7 @@ def main() -> None:
         write(Path(folders[SHARDS]), 5)
         rows = by_memory(folders, size) + by_time(folders, seconds)
         rows += by_layers(Path(place), seconds)
-    measure.report("pretrained_load", rows, method=peak.method(), processor=processor())
+    measure.report("pretrained_load", rows, method=peak_memory.method(), processor=processor())
 
 
 if __name__ == "__main__":

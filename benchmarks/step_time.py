@@ -2,7 +2,7 @@
 
     python benchmarks/step_time.py
 
-The step of memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
+The step of step_memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
 `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` on the weight, in a custom
 layer. It keeps the masks and the perturbed weights for backward.
 """

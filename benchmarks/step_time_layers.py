@@ -2,8 +2,8 @@
 
     python benchmarks/step_time_layers.py [--kinds conv gru ...]
 
-The same as step_time.py for the layers of memory_layers.py. A layer without a rule runs again in
-backward, so its time has no goal.
+The same as step_time.py for the layers of step_memory_layers.py. A layer without a rule runs again
+in backward, so its time has no goal.
 """
 
 from __future__ import annotations

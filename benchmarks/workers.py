@@ -58,10 +58,10 @@ def work() -> None:
 
     from tfwd import _keras
     from tfwd.lm.model import make_model
-    from tfwd.lm.step import make_step
-    from tfwd.runs.storage.state import RunState
+    from tfwd.lm.training_step import make_step
+    from tfwd.runs.storage.run_state import RunState
     from tfwd.runs.workers import connection
-    from tfwd.runs.workers.cluster import find_cluster
+    from tfwd.runs.workers.worker_addresses import find_cluster
     from tfwd.runs.workers.workers import Workers
 
     cluster = find_cluster("auto")
@@ -120,8 +120,8 @@ def work() -> None:
 
 def measure_processes(count: int) -> dict[str, Any]:
     """Returns what the chief of `count` processes prints."""
-    from tfwd.runs.workers.cluster import Cluster
-    from tfwd.runs.workers.local import free_ports
+    from tfwd.runs.workers.local_workers import free_ports
+    from tfwd.runs.workers.worker_addresses import Cluster
 
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(count))
     workers = []

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import fine_tuning_lines as lines_file
 import fine_tuning_plan as planning
-from fine_tuning_lines import Lines
+import fine_tuning_results_file as lines_file
 from fine_tuning_plan import Run
+from fine_tuning_results_file import Lines
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

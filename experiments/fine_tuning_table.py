@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fine_tuning_plan as planning
-import runs
-from fine_tuning_lines import RESULTS, Lines, read
+import language_model_experiment
 from fine_tuning_plan import METHODS, TASKS, Run
+from fine_tuning_results_file import RESULTS, Lines, read
 
 BEGIN = "<!-- fine-tuning: written by experiments/fine_tuning_table.py -->"
 END = "<!-- fine-tuning: end -->"
@@ -245,11 +245,19 @@ def plot(lines: Lines, path: Path) -> None:
     for axes, (task, found) in zip(panels[:, 0], finals.items(), strict=True):
         for column, row in enumerate(found):
             test = list(row.test.values())
-            axes.scatter([column] * len(test), test, s=18, color=runs.COLOURS[1], alpha=0.6)
+            axes.scatter(
+                [column] * len(test),
+                test,
+                s=18,
+                color=language_model_experiment.COLOURS[1],
+                alpha=0.6,
+            )
             mean = statistics.mean(test)
-            axes.hlines(mean, column - 0.2, column + 0.2, color=runs.COLOURS[1], lw=2)
+            axes.hlines(
+                mean, column - 0.2, column + 0.2, color=language_model_experiment.COLOURS[1], lw=2
+            )
             if row.method == "plain":
-                axes.axhline(mean, color=runs.COLOURS[0], lw=0.8, ls="--")
+                axes.axhline(mean, color=language_model_experiment.COLOURS[0], lw=0.8, ls="--")
         names = [row.method for row in found]
         axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
         axes.set(title=NAMES[task], ylabel="test accuracy, %")

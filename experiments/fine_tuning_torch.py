@@ -27,15 +27,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import fine_tuning_data as data
 
 # isort: on
-import fine_tuning_lines as lines_file
 import fine_tuning_plan as planning
+import fine_tuning_results_file as lines_file
 import numpy as np
 from fine_tuning import options, perform
-from fine_tuning_lines import Lines
 from fine_tuning_plan import BATCH, CLIP, EPOCHS, WARMUP, Run
+from fine_tuning_results_file import Lines
 from rich.console import Console
 
-from tfwd.finetune import schedule, scores
+from tfwd.finetune import learning_rate_schedule, scores
 from tfwd.finetune.data import batches
 from tfwd.finetune.data.corpus import Encoded
 
@@ -114,7 +114,7 @@ def train(model: Classifier, part: Encoded, run: Run, padding: int) -> float:
     """Trains for all epochs, and returns the mean loss of the last one."""
     optimizer = torch.optim.Adam(model.parameters(), run.rate, eps=1e-7)
     steps = EPOCHS * len(batches.sizes(len(part.ids), BATCH))
-    warmup = schedule.warmup_steps(steps, WARMUP)
+    warmup = learning_rate_schedule.warmup_steps(steps, WARMUP)
     step, total = 0, 0.0
     model.train()
     for epoch in range(EPOCHS):

@@ -21,13 +21,13 @@ import tfwd
 from tfwd import _keras, optimizers
 from tfwd import parametrizations as P
 from tfwd._keras import training as _keras_training
-from tfwd.finetune import published, schedule, scores
+from tfwd.finetune import learning_rate_schedule, pretrained_folder, scores
 from tfwd.finetune.data import batches
 from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
-from tfwd.finetune.step import TrainStep
+from tfwd.finetune.training_step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.seed_sequence import seeds
 
 KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed or decayed, or have noise
@@ -106,7 +106,7 @@ class Training:
             corpus = self._texts[task]
             made = make_model(config, corpus.vocabulary)
             if not self._weights:
-                published.load_weights(made.encoder, config.model.pretrained)
+                pretrained_folder.load_weights(made.encoder, config.model.pretrained)
                 self._weights = [np.asarray(weight) for weight in made.encoder.weights]
             padding = corpus.vocabulary.padding_id
             predict = Predictor(made, padding, config.data.eval_batch_size, data.LENGTH)
@@ -164,7 +164,7 @@ class _Method:
             optimizer,
             RunState([], 0.0),
             steps=steps,
-            warmup=schedule.warmup_steps(steps, WARMUP),
+            warmup=learning_rate_schedule.warmup_steps(steps, WARMUP),
             clip_norm=CLIP,
         )
         self.step.trace()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import runs
+import language_model_experiment
 
 
 def rates(dropout: float, noise: float) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def rates(dropout: float, noise: float) -> dict[str, Any]:
     return {"model.weight_dropout": dropout, "model.variational_noise": noise}
 
 
-EXPERIMENT = runs.Experiment(
+EXPERIMENT = language_model_experiment.Experiment(
     name="weight_regularization",
     config="configs/wikitext2_small.py",
     variants={
@@ -33,4 +33,4 @@ EXPERIMENT = runs.Experiment(
 )
 
 if __name__ == "__main__":
-    runs.answer(EXPERIMENT, (__doc__ or "").splitlines()[0])
+    language_model_experiment.answer(EXPERIMENT, (__doc__ or "").splitlines()[0])

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd.finite import Summary, all_finite, can_be_non_finite, is_watching, summarize
 
@@ -92,7 +92,7 @@ class CheckFinite(keras.layers.Layer):
         if self.action == "raise":
             if is_watching():
                 return inputs
-            if graphs.in_xla():
+            if private_graph_apis.in_xla():
                 raise ValueError(
                     f"CheckFinite '{self.name}' cannot stop a program that XLA compiles: compile "
                     "without jit_compile=True, or use CheckFinite(action='count') or "
@@ -114,7 +114,7 @@ class CheckFinite(keras.layers.Layer):
                 lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {FORWARD}"),
                 lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {BACKWARD}"),
             )
-        held = graphs.held_here(_keras.variables.tf_variable(self.backward_counts))
+        held = private_graph_apis.held_here(_keras.variables.tf_variable(self.backward_counts))
         return _both_ways(
             x,
             lambda tensor: _counted(tensor, self.forward_counts),

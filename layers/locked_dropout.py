@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._random import batch_rows, dropout_and_noise
+from tfwd._random import dropout_and_noise, global_batch_rows
 from tfwd.layers._substitution import call_scopes
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
@@ -86,7 +86,7 @@ class LockedDropout(keras.layers.Layer):
         rate = self._dropout.at(state[1]).rate
         (seed,) = self.draws.seeds_of(state, [0])
 
-        part = batch_rows.current()
+        part = global_batch_rows.current()
 
         def drop() -> tf.Tensor:
             if part is not None:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import all_finite
@@ -163,7 +163,7 @@ def _made_if(
         # replica runs separately. So one branch contains the steps of all replicas.
         return context.merge_call(_made_together, args=(when, step))
     by_methods = not sparse and all(map(update_interception.assigns_by_methods, leaves))
-    if not (by_methods and graphs.in_xla()):
+    if not (by_methods and private_graph_apis.in_xla()):
         return tf.cond(when, step, lambda: tf.constant(False))
     # Under XLA a branch would copy all variables.
     with Tentative() as tentative, update_interception.inlined(leaves):

@@ -27,7 +27,7 @@ from tfwd.optimizers._updates.decay_step import (
     decay_rows,
 )
 from tfwd.optimizers._updates.repeated_rows import SumsRows
-from tfwd.optimizers._updates.replicas import on_every_replica
+from tfwd.optimizers._updates.replica_updates import on_every_replica
 
 Own = Callable[..., None]  # an optimizer's own update_step
 SPARSE = ("table", "rows")

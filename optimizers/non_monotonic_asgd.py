@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfwd import _keras, dtypes
 from tfwd._keras import update_interception
 from tfwd.optimizers._updates.repeated_rows import SumsRows
-from tfwd.optimizers._updates.replicas import on_every_replica
+from tfwd.optimizers._updates.replica_updates import on_every_replica
 
 
 @keras.saving.register_keras_serializable("tfwd")

@@ -22,14 +22,14 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
-import forgetting
+import freed_models
 import hypothesis
 import keras
 import keras2_names
 import pytest
+import target_marks
 import tensorflow as tf
-import tiers
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 if IS_KERAS_2:
     keras2_names.install()
@@ -67,16 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks the rows of tables that `make test` leaves out, before `-m` chooses."""
     # Keras 2 lacks some rows, and one row may be asked for by its name.
     single = any("[" in argument for argument in config.args)
-    tiers.mark_extended_rows(items, check=not single and not IS_KERAS_2)
+    target_marks.mark_extended_rows(items, check=not single and not IS_KERAS_2)
     if "ONEDNN_MAX_CPU_ISA" in os.environ:
-        tiers.skip_half_precision(items)
+        target_marks.skip_half_precision(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Excludes objects that stay until the end, such as TensorFlow's million, from collection.
 
     The garbage collector would walk through them again and again, which took a fifth of the tests'
-    time. `forgetting` calls it when the process has grown; otherwise it runs rarely.
+    time. `freed_models` calls it when the process has grown; otherwise it runs rarely.
     """
     gc.collect()
     gc.freeze()
@@ -86,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Makes a worker report its largest memory."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["peak"] = tiers.peak_memory()
+        session.config.workeroutput["peak"] = target_marks.peak_memory()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,7 +121,7 @@ def fresh_keras() -> Iterator[None]:
     _reset()
     yield
     _reset()
-    forgetting.forget()
+    freed_models.forget()
 
 
 def _reset() -> None:

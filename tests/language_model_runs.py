@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 import sweep_tools
-from processes import Processes
+from watched_processes import Processes
 
 from tfwd.lm.config import default_config
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import PROGRAM
-from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.state import Progress, fingerprint
+from tfwd.runs.storage.run_folder import RunFolder
+from tfwd.runs.storage.run_state import Progress, fingerprint
 
 WORDS = [*"abcdefghij", "the", "cat", "sat", "on", "dog", "saw", "it", "there"]
 

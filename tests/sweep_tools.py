@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfwd.lm.commands import tune as program
-from tfwd.runs.storage.state import Progress
+from tfwd.runs.storage.run_state import Progress
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 

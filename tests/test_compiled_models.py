@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from stack_marks import quick_rows
 
 import tfwd
 from tfwd import _keras, layers

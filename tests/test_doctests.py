@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimizers"}

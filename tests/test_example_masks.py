@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, quick_rows
+from stack_marks import SLOW_ON_KERAS_2, quick_rows
 
 from tfwd._random import example_masks, masks_and_normals
 from tfwd._random.example_masks import Letters

@@ -4,8 +4,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from processes import Processes, finish
-from stacks import once
+from stack_marks import once
+from watched_processes import Processes, finish
 
 FOLDER = Path(__file__).parents[1] / "examples"
 # The number that `main` returns at least. The docstring of each `main` says what it is.

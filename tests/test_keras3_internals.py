@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 import tfwd
 

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, finish
+from watched_processes import Processes, finish
 
 import tfwd
 from tfwd import parametrizations as P

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd._random import dropout_and_noise, masks_and_normals, normals, philox, seeds, xxh32
 

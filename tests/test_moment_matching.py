@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 import tfwd
 from tfwd import dropout_moment_matching, layers

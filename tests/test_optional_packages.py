@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stacks import extended
+from stack_marks import extended
 
 # Python marks a module that must not be found by None in sys.modules. Keras itself imports absl and
 # rich, so these two are blocked while tfwd is imported.

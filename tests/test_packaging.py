@@ -14,8 +14,8 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from stacks import once
-from wheels import built, run
+from built_packages import built, run
+from stack_marks import once
 
 import tfwd
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import (
+from small_models import (
     ALL,
     DROPPED,
     Subclassed,
@@ -17,7 +17,7 @@ from model_kinds import (
     sequential,
     subclassed,
 )
-from stacks import needs_keras3, quick_rows
+from stack_marks import needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd._random import philox, seeds
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stacks import once
-from wheels import built
+from built_packages import built
+from stack_marks import once
 
 pytestmark = [pytest.mark.slow, once]
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended, quick_rows, soak
+from stack_marks import extended, quick_rows, soak
 
 from tfwd._graph import stateless_call
 from tfwd._recurrent import gru, lstm

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from stacks import once
+from stack_marks import once
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, DROPPED, X, each, nested, sequential
+from small_models import ALL, DROPPED, X, each, nested, sequential
 
 import tfwd
 from tfwd import _keras, layers

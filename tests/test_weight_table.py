@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, X, each, subclassed
+from small_models import ALL, X, each, subclassed
 
 import tfwd
 from tfwd import layers

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
+from tfwd._keras_shared.checkpoint_tracking import track, untrack
 from tfwd._keras_shared.chief_broadcast import Lockstep
-from tfwd._keras_shared.interception import calls_of, computed_loss, patched
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
+from tfwd._keras_shared.method_replacement import calls_of, computed_loss, patched
 from tfwd._keras_shared.substitution_scopes import present_graph
-from tfwd._keras_shared.tracking import track, untrack
 from tfwd._keras_shared.workers import (
     gather_bytes,
     has_workers,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd.dtypes import at_least_float32
 
 SQUARED_IS_FINITE = 1e15  # the square of a smaller number is far below the limit of float32
@@ -159,7 +159,7 @@ def probe(tensor: Any) -> tf.Tensor:
     the rest once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
-    if not graphs.in_xla():
+    if not private_graph_apis.in_xla():
         return tf.nn.l2_loss(tensor)
     # XLA's maximum may lose a NaN, so NaN is replaced by infinity before the maximum.
     width = tensor.shape[-1] if tensor.shape.rank else None
@@ -170,7 +170,7 @@ def probe(tensor: Any) -> tf.Tensor:
 
 def extent_of(probes: tf.Tensor) -> tf.Tensor:
     """Returns the extents of tensors from their `probe`s, in the same function."""
-    return probes if graphs.in_xla() else tf.sqrt(2.0 * probes)
+    return probes if private_graph_apis.in_xla() else tf.sqrt(2.0 * probes)
 
 
 def largest(tensor: Any) -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import unsupported_reads, weight_selection
+from tfwd.layers._substitution import unsupported_weight_reads, weight_selection
 from tfwd.layers._substitution.in_place import installation
 from tfwd.layers._substitution.in_place.layer_call import around
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
@@ -31,7 +31,7 @@ def parametrize_in_place(
             f"{kind} '{target.name}' has no weights yet, or not all of them: call it on a batch "
             "first, or build it. For a Sequential model, an Input layer is enough"
         )
-    unsupported_reads.check_calls(target.name, target)
+    unsupported_weight_reads.check_calls(target.name, target)
     if any(p.trains_reference for p in weight_selection.elements(parametrizations)):
         raise ValueError(
             f"{kind} '{target.name}': WeightNorm(gain=True) adds trainable weights, which a model "

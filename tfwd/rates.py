@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 
 # A float, a tensor, a variable, or a function of the training-call counter.
 Scalar = Any
@@ -156,7 +156,7 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
         raise ValueError(f"{name}: a rate or deviation must be a real scalar; got {fault}")
     value = tf.ensure_shape(tf.cast(value, tf.float32), [])
     good = (value >= 0.0) & (value < below)
-    if graphs.in_xla():  # XLA removes assertions. A rate of NaN makes every draw NaN.
+    if private_graph_apis.in_xla():  # XLA removes assertions. A rate of NaN makes every draw NaN.
         value = tf.where(good, value, math.nan)
     # `stop_gradient` is the last operation, which shows that the value needs no gradient.
     value = tf.stop_gradient(value)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfwd
-from common.many_layers import RATE
+from common.many_layers_measurements import RATE
 from tfwd import layers, parametrizations
 
 Made = tuple[keras.Model, Any, Any]

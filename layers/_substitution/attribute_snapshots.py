@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -78,7 +78,7 @@ def _undo(now: dict[str, Any], noted: dict[str, Any]) -> None:
     for name, value in list(now.items()):
         before = noted.get(name, now)
         counted = isinstance(value, _PLAIN) and isinstance(before, _PLAIN)
-        if value is before or not (counted or graphs.is_of_scratch(value)):
+        if value is before or not (counted or private_graph_apis.is_of_scratch(value)):
             continue
         if name in noted:
             now[name] = before

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._random import example_masks
 from tfwd.layers._substitution import pure_layers, weight_selection
 from tfwd.layers._substitution.substituted_call import outer_wrappers
@@ -90,7 +90,7 @@ def check_inputs(
         return
     layer = _plain(wrapper)
     # While Keras 2 saves a model, its layers have other calls.
-    if not graphs.is_saving() and (reason := _why_not(layer)):
+    if not private_graph_apis.is_saving() and (reason := _why_not(layer)):
         raise ValueError(
             f"the kernel of layer '{layer.name}' {reason}, so Dropout(per_example=True) cannot "
             f"give each example its own mask; {_SUPPORTED}"

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._recurrent import gru, lstm
 from tfwd.layers._substitution import call_scopes, pure_layers
 
@@ -159,8 +159,9 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and not tf.config.list_logical_devices("GPU")
-        and not graphs.in_branch()  # a hand-written gradient cannot be differentiated from outside
-        and not graphs.is_saving()
+        # A hand-written gradient cannot be differentiated from outside.
+        and not private_graph_apis.in_branch()
+        and not private_graph_apis.is_saving()
         and isinstance(sequences, tf.Tensor)
         and sequences.shape.rank == 3
         and sequences.dtype == cell.compute_dtype

@@ -72,7 +72,7 @@ def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
 
 
 class CallAnalysis(NamedTuple):
-    """The facts that `call_analysis` found about a call.
+    """The facts that `first_call_analysis` found about a call.
 
     Attributes:
         impure: Reason why the call cannot run again, the end of a sentence. Empty if it can.

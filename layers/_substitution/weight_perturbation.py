@@ -5,8 +5,8 @@ and a seed. It runs the layer with the effective values in place of the variable
 `tfwd._graph.recompute` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This needs a proof that the layer computes the same again (see `call_analysis` and `pure_layers`).
-Other layers store their effective weights.
+This needs a proof that the layer computes the same again (see `first_call_analysis` and
+`pure_layers`). Other layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import custom_gradient, graphs, stateless_call
+from tfwd._graph import custom_gradient, private_graph_apis, stateless_call
 from tfwd.layers._substitution import (
-    call_analysis,
     call_scopes,
     embedding_lookup,
+    first_call_analysis,
     method_hooks,
     per_example_call,
     pure_layers,
     reference_weights,
-    unsupported_reads,
+    unsupported_weight_reads,
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import Attributes
@@ -155,7 +155,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 where = f"weight '{target.name}' of layer '{layer.name}'"
                 parametrization.check(where, tuple(target.variable.shape))
             per_example_call.check(layer, targeted)
-            unsupported_reads.check_normalized(layer, {id(t.variable): t.name for t, _ in targeted})
+            unsupported_weight_reads.check_normalized(
+                layer, {id(t.variable): t.name for t, _ in targeted}
+            )
             if self.references is not None:
                 self.references.create(targeted)
             cache.targeted, cache.targeted_from = targeted, weights
@@ -237,25 +239,30 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
-            analysis = call_analysis.analyse(name, owner, names, call)
+            analysis = first_call_analysis.analyse(name, owner, names, call)
         call.extend(analysis.extra)
         recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
         recompute = recompute and not analysis.impure
-        recompute = recompute and not (graphs.is_saving() or graphs.in_branch_of_loop())
+        recompute = recompute and not (
+            private_graph_apis.is_saving() or private_graph_apis.in_branch_of_loop()
+        )
         again = recompute and call.runs_again()
         if again:
             recompute = again = not analysis.taken and pure_layers.is_keras_own(owner)
         before = Attributes(owner) if again else None
-        watch = contextlib.nullcontext() if analysis.seen else graphs.Accesses()
-        with watch as accesses, unsupported_reads.kept_tensors_explained(name):
+        watch = contextlib.nullcontext() if analysis.seen else private_graph_apis.Accesses()
+        with watch as accesses, unsupported_weight_reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:
                 result = call.run_once(call.training)
             else:
                 result = call.run(analysis, recompute, before)
         if accesses is not None:
-            unsupported_reads.check(
-                name, names, filter(accesses.has, call.variables), unsupported_reads.PAST_KERAS
+            unsupported_weight_reads.check(
+                name,
+                names,
+                filter(accesses.has, call.variables),
+                unsupported_weight_reads.PAST_KERAS,
             )
         if key not in self._call_cache.analyses:
             self._call_cache.analyses[key] = analysis
@@ -300,11 +307,14 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         name: str = self.name  # type: ignore[attr-defined]
         owner = self._owner()
         names = {id(target.variable): target.name for target, _ in call.targeted}
-        unsupported_reads.check_calls(name, owner)
-        with graphs.Accesses() as accesses, unsupported_reads.kept_tensors_explained(name):
+        unsupported_weight_reads.check_calls(name, owner)
+        with (
+            private_graph_apis.Accesses() as accesses,
+            unsupported_weight_reads.kept_tensors_explained(name),
+        ):
             result = call.run_once(True)
-        unsupported_reads.check(
-            name, names, filter(accesses.has, call.variables), unsupported_reads.PAST_KERAS
+        unsupported_weight_reads.check(
+            name, names, filter(accesses.has, call.variables), unsupported_weight_reads.PAST_KERAS
         )
         custom_gradient.follow()
         return result.outputs

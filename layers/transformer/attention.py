@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer.composite import Composite, built, initializer
+from tfwd.layers.transformer.composite_layer import Composite, built, initializer
 from tfwd.layers.transformer.input_checks import InputChecks, position_mask
-from tfwd.layers.transformer.scores import masked_scores
+from tfwd.layers.transformer.masked_attention_scores import masked_scores
 
 
 class MultiHeadAttention(Composite):

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import keras
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer.formats.published_layer import Published
 from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs, position_mask
 from tfwd.layers.transformer.pooler import Pooler
-from tfwd.layers.transformer.stack import TransformerStack
+from tfwd.layers.transformer.transformer_stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -110,7 +110,7 @@ class Bert(TokenIdInputs, Published):
         self.dropout = dropout
         self.attention_dropout = attention_dropout
         self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.num_shared = num_shared
         self.add_pooler = add_pooler
         self.return_all = return_all

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.attention import Attention
-from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.composite_layer import Composite, built
 from tfwd.layers.transformer.input_checks import InputChecks, position_mask
-from tfwd.layers.transformer.layer import PostNormLayer
-from tfwd.layers.transformer.stack import TransformerStack
+from tfwd.layers.transformer.transformer_layer import PostNormLayer
+from tfwd.layers.transformer.transformer_stack import TransformerStack
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

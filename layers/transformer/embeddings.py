@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import built
+from tfwd.layers.transformer.formats.published_layer import Published
 from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
 
 
@@ -91,7 +91,7 @@ class Embeddings(TokenIdInputs, Published):
         self.padding_position = padding_position
         self.dropout = dropout
         self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.project = project
         self._width = embedding_size or hidden_size
         self.words = self._table(vocabulary_size, "words")

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, finite
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 
 # Up to these numbers every integer is exact in the dtype.
 _WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
@@ -154,7 +154,7 @@ class InputChecks:
 
     def _require(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
-        if graphs.in_xla():
+        if private_graph_apis.in_xla():
             finite.check_argument(told[0].removeprefix(self._where), ok, tf.stack(told[2]))
         return self._checked(ok, told, tensor)
 
@@ -162,7 +162,7 @@ class InputChecks:
         self, good: tf.Tensor, values: tf.Tensor, told: _Told, tensor: tf.Tensor
     ) -> tf.Tensor:
         """Returns the tensor if a condition holds for each value. Otherwise as `_require`."""
-        if graphs.in_xla():
+        if private_graph_apis.in_xla():
             finite.check_argument(told[0].removeprefix(self._where), good, values)
         return self._checked(tf.reduce_all(good), told, tensor)
 
@@ -173,7 +173,7 @@ class InputChecks:
             if not ok:
                 raise ValueError(" ".join([rule + tail, *map(_text, data)]))
             return tensor
-        if graphs.in_xla():
+        if private_graph_apis.in_xla():
             self._wrong.append(tf.logical_not(ok))
             return tensor
         held = tf.debugging.Assert(ok, [rule + tail, *data], summarize=8)

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import built
+from tfwd.layers.transformer.formats.published_layer import Published
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -40,7 +40,7 @@ class Pooler(Published):
     def __init__(self, hidden_size: int, initializer: Any = 0.02, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.hidden_size = hidden_size
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.product = self.dense(hidden_size, "dense")
 
     def build(self, input_shape: Any) -> None:

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import Composite, built
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -63,7 +63,7 @@ class RelativePositions(Composite):
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.bidirectional = bidirectional
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.buckets = self.inner(
             keras.layers.Embedding,
             num_buckets,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd.layers.transformer.composite import Composite
+from tfwd.layers.transformer.composite_layer import Composite
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")

@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfwd.layers.tied_dense import TiedDense
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import built
+from tfwd.layers.transformer.formats.published_layer import Published
 from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
 from tfwd.layers.transformer.t5_stack import T5Stack
 
@@ -113,7 +113,7 @@ class T5(TokenIdInputs, Published):
         self.epsilon = epsilon
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.return_all = return_all
         self.shared = self.inner(
             keras.layers.Embedding,

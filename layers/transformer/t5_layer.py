@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
+from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import Attention, MultiHeadAttention, SelfAttention
-from tfwd.layers.transformer.composite import Composite, built
+from tfwd.layers.transformer.composite_layer import Composite, built
 from tfwd.layers.transformer.input_checks import position_mask
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 
@@ -73,7 +73,7 @@ class T5Layer(Composite):
         self.gated = gated
         self.dropout = dropout
         self.epsilon = epsilon
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self._function = activation_of(activation)
         self.attention_norm = self._rms("attention_norm")
         self.attention = self._attention(SelfAttention, "attention")

@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers.transformer import composite
-from tfwd.layers.transformer.composite import built
-from tfwd.layers.transformer.formats.published import Published
+from tfwd.layers.transformer import composite_layer
+from tfwd.layers.transformer.composite_layer import built
+from tfwd.layers.transformer.formats.published_layer import Published
 from tfwd.layers.transformer.input_checks import InputChecks, position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
@@ -83,7 +83,7 @@ class T5Stack(Published):
         self.epsilon = epsilon
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        self.initializer = composite.initializer(initializer)
+        self.initializer = composite_layer.initializer(initializer)
         self.return_all = return_all
         self.relative_positions = self.inner(
             RelativePositions,

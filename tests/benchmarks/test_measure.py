@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 import pytest
-from stacks import extended, needs_keras3
+from stack_marks import extended, needs_keras3
 
 
 def helper(name: str) -> types.ModuleType:
@@ -48,7 +48,7 @@ def test_a_goal_is_compared_with_the_printed_figure(goal: dict, reached: bool | 
 
 
 def test_peak_is_what_a_step_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    peak = helper("peak")
+    peak = helper("peak_memory")
     if not peak.can_reset():
         pytest.skip("the peak of this process cannot be set back here")
 
@@ -64,7 +64,7 @@ def test_peak_is_what_a_step_holds_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 @extended
 def test_a_process_that_dies_is_not_waited_for() -> None:
-    found = helper("peak").in_children(os._exit, {"dies": (3,)}, preload=(), seconds=600.0)
+    found = helper("peak_memory").in_children(os._exit, {"dies": (3,)}, preload=(), seconds=600.0)
     assert found == {"dies": "ended with status 3 and no answer"}
 
 
@@ -81,7 +81,7 @@ def test_a_plot_is_written(tmp_path: "pytest.TempPathFactory") -> None:
 
 
 def test_memory_is_compared_by_the_share_of_the_weights() -> None:
-    memory = helper("memory")
+    memory = helper("memory_above_plain_step")
     assert memory.above([30, 40, 50], [10, 20, 30], 40) == (0.5, 0.375, 0.625)
     assert memory.above("failed", [1], 40) == "failed"
 

@@ -5,9 +5,9 @@ from collections import Counter
 import keras
 import numpy as np
 import pytest
-from finite_fits import fit, make, same
-from planting import data, state
-from stacks import quick_rows
+from finite_check_fits import fit, make, same
+from planted_nan_models import data, state
+from stack_marks import quick_rows
 
 from tfwd.callbacks import FiniteCheck
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from planting import data
-from stacks import SOAK_ON_KERAS_2, extended
+from planted_nan_models import data
+from stack_marks import SOAK_ON_KERAS_2, extended
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfwd.callbacks import FiniteCheck

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from finite_fits import fit, make
-from planting import data, state
-from stacks import IS_KERAS_2, extended
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from finite_check_fits import fit, make
+from planted_nan_models import data, state
+from stack_marks import IS_KERAS_2, extended
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from finite_fits import ByOperations
-from stacks import extended, quick_rows
+from finite_check_fits import ByOperations
+from stack_marks import extended, quick_rows
 
 from tfwd.callbacks import FiniteCheck
 

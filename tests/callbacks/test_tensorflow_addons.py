@@ -5,7 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from stacks import needs_addons
+from stack_marks import needs_addons
 
 from tfwd import layers, optimizers, parametrize
 from tfwd import parametrizations as P

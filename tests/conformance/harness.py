@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, extended, soak
+from stack_marks import IS_KERAS_2, extended, soak
 
 import tfwd
 from conformance.table import IN_PLACE_KINDS, NATURES, SEED, Case

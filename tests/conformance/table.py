@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from stacks import HAS_ADDONS, IS_KERAS_2
+from stack_marks import HAS_ADDONS, IS_KERAS_2
 
 import tfwd
-from conformance.row import Row, floats, given
+from conformance.table_row import Row, floats, given
 from tfwd import layers
 from tfwd import parametrizations as P
 from tfwd.layers import transformer as T
@@ -247,9 +247,9 @@ ROWS = [
     ),
 ]
 if HAS_ADDONS:
-    from conformance import addons
+    from conformance import addons_rows
 
-    ROWS += addons.ROWS
+    ROWS += addons_rows.ROWS
 # Other numbers of dimensions of layers that ROWS has with two, for tests that depend on shapes.
 OTHER_DIMENSIONS = [
     Row("Conv1D", lambda: K.Conv1D(3, 2), given(floats(2, 5, 2)), ("kernel",)),

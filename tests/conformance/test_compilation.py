@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, quick_rows, soak
+from stack_marks import IS_KERAS_2, quick_rows, soak
 
 from conformance import harness
 from conformance.table import DROPOUT, IN_PLACE, NOISE, OWN, Case

@@ -6,7 +6,7 @@ import math
 import keras
 import numpy as np
 import tensorflow as tf
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from conformance import harness
 from conformance.table import CASES, IN_PLACE, NATURES, NOT_NOISE, STDDEV, Case

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, quick_rows, rest, soak
+from stack_marks import IS_KERAS_2, quick_rows, rest, soak
 
 from conformance import harness
 from conformance.table import CASES, FURTHER, IN_PLACE, NATURES, NOT_NOISE, Case

@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 import tfwd
 from conformance import harness

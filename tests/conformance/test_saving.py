@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, quick_rows, soak
+from stack_marks import IS_KERAS_2, quick_rows, soak
 
 import tfwd
 from conformance import harness

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from setuptools import find_packages
-from stacks import once
+from stack_marks import once
 
 pytestmark = once
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from distribute.train_runs import assert_same, best_weights, log
 from finetune_tools import write_data, write_pretrained
-from processes import Processes, clusters, finish
-from stacks import SLOW_ON_KERAS_2
+from stack_marks import SLOW_ON_KERAS_2
+from watched_processes import Processes, clusters, finish
 
 pytestmark = [*SLOW_ON_KERAS_2, pytest.mark.slow]
 

@@ -17,11 +17,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, clusters, finish
-from stacks import extended, needs_keras3
+from stack_marks import extended, needs_keras3
+from watched_processes import Processes, clusters, finish
 
 import tfwd
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 pytestmark = needs_keras3("the errors that tfwd.distribute.scope repairs")
 
@@ -221,7 +221,7 @@ def test_scope_of_one_device_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_program_of_the_guide_runs_in_two_terminals(tmp_path: Path) -> None:
-    program = PROGRAM.parents[2] / "docs" / "workers.py"
+    program = PROGRAM.parents[2] / "docs" / "fit_on_two_workers.py"
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     with Processes() as processes:
         both = [

@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import Processes, finish
 from safetensors.numpy import load_file, save_file
+from watched_processes import Processes, finish
 
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 PROGRAM = Path(__file__).with_name("load_program.py")
 PUBLISHED = PROGRAM.parents[1] / "layers" / "transformer" / "published" / "bert"

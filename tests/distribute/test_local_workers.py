@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from distribute.train_runs import FLAGS, arguments, write_corpus
-from processes import Processes, finish
-from stacks import once
+from stack_marks import once
+from watched_processes import Processes, finish
 
 pytestmark = [
     once,

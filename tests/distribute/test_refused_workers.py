@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from distribute.train_runs import arguments, run, write_corpus
-from stacks import SLOW_ON_KERAS_2
+from stack_marks import SLOW_ON_KERAS_2
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -24,8 +24,8 @@ from distribute.train_runs import (
     start,
     write_corpus,
 )
-from processes import Processes, finish
-from stacks import rest
+from stack_marks import rest
+from watched_processes import Processes, finish
 
 pytestmark = rest
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd.lm import step
+from tfwd.lm import training_step
 from tfwd.lm.commands.train import run
 from tfwd.lm.evaluation import Evaluator
 from tfwd.lm.trainer import Trainer
@@ -58,7 +58,7 @@ def meet_between(*args: Any) -> None:
 
 rendezvous.meet = meet_between
 before(Trainer, "_restore", "restore")
-before(step.TrainStep, "__call__", "step")
+before(training_step.TrainStep, "__call__", "step")
 before(Evaluator, "_add", "evaluation")
 before(Trainer, "_save", "save")
 before(tf.train.Checkpoint, "write", "write")
@@ -72,7 +72,7 @@ def sync_file(path: Path) -> None:
 
 checkpoint._sync = sync_file
 
-forward = step.TrainStep.forward
+forward = training_step.TrainStep.forward
 steps: list[list[int]] = []
 
 
@@ -86,7 +86,7 @@ def record(self: Any, *batch: tf.Tensor) -> Any:
     return forward(self, seen, targets)
 
 
-step.TrainStep.forward = record
+training_step.TrainStep.forward = record
 train = Trainer.train
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processes import Processes, clusters, finish
+from watched_processes import Processes, clusters, finish
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 RUN_FILE = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"

@@ -7,7 +7,7 @@ import statistics
 import numpy as np
 import pytest
 from finetune_tools import write_data, write_pretrained
-from stacks import once, quick_rows
+from stack_marks import once, quick_rows
 
 pytestmark = once  # the experiment is made on one stack
 
@@ -30,8 +30,8 @@ def made_up(run, **changes):
 
 def all_made(path):
     """Returns a file with all runs of both frameworks, made up."""
-    import fine_tuning_lines as file
     import fine_tuning_plan as planning
+    import fine_tuning_results_file as file
 
     for plan in (planning.plan, planning.peer_plan):
         carry_out(path, plan=plan)
@@ -39,8 +39,8 @@ def all_made(path):
 
 
 def carry_out(path, make=made_up, plan=None, minutes=60.0, clock=lambda: 0.0, shown=None):
-    import fine_tuning_lines as file
     import fine_tuning_plan as planning
+    import fine_tuning_results_file as file
 
     return file.carry_out(
         path,
@@ -109,7 +109,7 @@ def test_the_time_ends_between_runs(tmp_path):
 
 
 def test_wrong_lines_and_other_texts_are_errors(tmp_path):
-    import fine_tuning_lines as file
+    import fine_tuning_results_file as file
 
     path = tmp_path / "runs.jsonl"
     all_made(path)
@@ -125,7 +125,7 @@ def test_wrong_lines_and_other_texts_are_errors(tmp_path):
 
 
 def test_table_and_section_say_what_the_lines_say(tmp_path):
-    import fine_tuning_lines as file
+    import fine_tuning_results_file as file
     import fine_tuning_table as table
 
     path = tmp_path / "runs.jsonl"
@@ -156,7 +156,7 @@ def test_table_and_section_say_what_the_lines_say(tmp_path):
 @quick_rows("0.3", "1.0")
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
 def test_page_and_plot_are_made_of_any_part_of_the_runs(tmp_path, monkeypatch, share, capsys):
-    import fine_tuning_lines as file
+    import fine_tuning_results_file as file
     import fine_tuning_table as table
 
     path, page, plot = (tmp_path / name for name in ("runs.jsonl", "page.md", "plot.png"))

@@ -4,8 +4,8 @@ import pytest
 from finetune_tools import LEARNT, make_config, write_data, write_pretrained
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs.training import train
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training import train_command
+from tfwd.runs.training.stop_signals import StopRequest
 
 
 @pytest.fixture(scope="session")
@@ -25,5 +25,5 @@ def learnt(pretrained, data, tmp_path_factory):
     """Returns the folder of a run that learned the toy task, for reading only."""
     workdir = tmp_path_factory.mktemp("runs") / "learnt"
     config = make_config(data, pretrained, **LEARNT)
-    train.train(PROGRAM, config, str(workdir), StopRequest())
+    train_command.train(PROGRAM, config, str(workdir), StopRequest())
     return workdir

@@ -14,13 +14,13 @@ from finetune_tools import (
     write_pretrained,
     write_tokenizer,
 )
-from stacks import SOAK_ON_KERAS_2, extended
+from stack_marks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune.commands import classify
 from tfwd.finetune.commands import train as program
 from tfwd.finetune.config import SCHEMA, default_config
-from tfwd.finetune.data import corpus, examples
-from tfwd.runs import app
+from tfwd.finetune.data import corpus, labelled_texts
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 
 pytestmark = SOAK_ON_KERAS_2
@@ -44,7 +44,7 @@ def refused(tmp_path, data, pretrained, capsys):
         )
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(SystemExit) as ended:
-            app.run(
+            command_runner.run(
                 program.main,
                 program.define,
                 program.ABOUT,
@@ -220,7 +220,9 @@ def test_folders_of_another_run(refused, tmp_path, learnt):
 
 def classified(capsys, *flags, ok=True):
     with pytest.raises(SystemExit) as ended:
-        app.run(classify.main, classify.define, classify.ABOUT, argv=["tfwd-classify", *flags])
+        command_runner.run(
+            classify.main, classify.define, classify.ABOUT, argv=["tfwd-classify", *flags]
+        )
     out, error = capsys.readouterr()
     assert ended.value.code == (0 if ok else 1)
     assert ok or (error.startswith("error: ") and error.count("\n") == 1)
@@ -280,16 +282,16 @@ def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
 def test_headers_of_tab_separated_files(tmp_path):
     """Checks headers with other names too, as in SST-2, and a label with the column's name."""
     file = tmp_path / "train.tsv"
-    rows = [examples.Example("a fine film", "1"), examples.Example("a dull one", "0")]
+    rows = [labelled_texts.Example("a fine film", "1"), labelled_texts.Example("a dull one", "0")]
     body = "".join(f"{text}\t{label}\n" for text, label in rows)
     for header in ("text\tlabel\n", "sentence\tlabel\n", "Sentence\tLabel\n", ""):
         file.write_text(header + body)
-        assert examples.read_examples(file) == rows
+        assert labelled_texts.read_examples(file) == rows
     file.write_text("so it is\tlabel\nas it is\tlabel\n" + body)
-    assert len(examples.read_examples(file)) == 4
+    assert len(labelled_texts.read_examples(file)) == 4
     file.write_text("review\tclass\n" + body)
-    assert len(examples.read_examples(file)) == 3
-    assert examples.read_examples(file, "review", "class") == rows
+    assert len(labelled_texts.read_examples(file)) == 3
+    assert labelled_texts.read_examples(file, "review", "class") == rows
 
 
 def test_the_config_that_is_missing_is_this_programs(capsys):
@@ -298,7 +300,7 @@ def test_the_config_that_is_missing_is_this_programs(capsys):
         (["--help"], "name of a config of tfwd, as finetune, or Python file"),
     ):
         with pytest.raises(SystemExit):
-            app.run(
+            command_runner.run(
                 program.main,
                 program.define,
                 program.ABOUT,
@@ -337,7 +339,9 @@ def test_classify_is_the_models_own_prediction(tmp_path, learnt, capsys, monkeyp
 
     monkeypatch.setattr("sys.stdin", Input())
     with pytest.raises(SystemExit):
-        app.run(classify.main, classify.define, "", argv=["tfwd-classify", f"--workdir={learnt}"])
+        command_runner.run(
+            classify.main, classify.define, "", argv=["tfwd-classify", f"--workdir={learnt}"]
+        )
     out, error = capsys.readouterr()
     rows = [line.split("\t") for line in out.splitlines()]
     assert [(row[0], row[2]) for row in rows] == [("pos", "great"), ("neg", "it was so awful")]
@@ -351,21 +355,21 @@ def test_other_forms_of_files(tmp_path):
     lines = [json.dumps({"sentence": text, "y": int(label)}) for text, label in rows]
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     for name in ("a.csv", "a.jsonl"):
-        found = examples.read_examples(tmp_path / name, "sentence", "y")
+        found = labelled_texts.read_examples(tmp_path / name, "sentence", "y")
         assert [tuple(example) for example in found] == rows
         with pytest.raises(UserError, match=f"{name}.*text"):
-            examples.read_examples(tmp_path / name)
+            labelled_texts.read_examples(tmp_path / name)
     (tmp_path / "a.tsv").write_text("\ufefftext\tlabel\r\ngood\t1\r\n")
-    assert examples.read_examples(tmp_path / "a.tsv") == [("good", "1")]
+    assert labelled_texts.read_examples(tmp_path / "a.tsv") == [("good", "1")]
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": "b"}\n{"text":\n')
     with pytest.raises(UserError, match="line 2 is not JSON"):
-        examples.read_examples(tmp_path / "a.jsonl")
+        labelled_texts.read_examples(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").write_text('{"text": "half \\ud800", "label": "b"}\n')
     with pytest.raises(UserError, match="line 1: the text is not UTF-8"):
-        examples.read_examples(tmp_path / "a.jsonl")
+        labelled_texts.read_examples(tmp_path / "a.jsonl")
     (tmp_path / "a.csv").write_text("text,label\na,b,c\n")
     with pytest.raises(UserError, match="line 2 does not have the 2 columns"):
-        examples.read_examples(tmp_path / "a.csv")
+        labelled_texts.read_examples(tmp_path / "a.csv")
 
 
 def test_a_part_of_train_is_valid(tmp_path):

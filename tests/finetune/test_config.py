@@ -4,7 +4,7 @@ import collections
 import importlib.util
 
 import pytest
-from stacks import SOAK_ON_KERAS_2, extended
+from stack_marks import SOAK_ON_KERAS_2, extended
 
 from tfwd.finetune.config import SCHEMA
 from tfwd.finetune.data import python_docstrings

@@ -7,7 +7,7 @@ from finetune_tools import BERT, make_config
 
 from tfwd import _keras
 from tfwd import parametrizations as P
-from tfwd.finetune import published
+from tfwd.finetune import pretrained_folder
 from tfwd.finetune.data import batches
 from tfwd.finetune.model import (
     classifier_of,
@@ -30,7 +30,7 @@ def vocabulary(data, pretrained):
 def filled(config, vocabulary):
     model = make_model(config, vocabulary)
     path = config.model.pretrained
-    missing = published.load_weights(classifier_of(model).encoder, path)
+    missing = pretrained_folder.load_weights(classifier_of(model).encoder, path)
     return model, missing
 
 

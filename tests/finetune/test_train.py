@@ -4,22 +4,24 @@ import numpy as np
 import pytest
 from finetune_tools import LEARNT, log, make_config, summary
 from safetensors.numpy import load_file
-from stacks import SLOW_ON_KERAS_2, extended, rest
-from training_tools import StopAfter
+from stack_marks import SLOW_ON_KERAS_2, extended, rest
+from training_loop_runs import StopAfter
 
 from tfwd.finetune import program
 from tfwd.finetune.program import PROGRAM
 from tfwd.layers._substitution.reference_weights import variables
 from tfwd.runs.errors import UserError
-from tfwd.runs.training import several_seeds, train
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training import several_seeds, train_command
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.weight_norms import norms
 
 pytestmark = SLOW_ON_KERAS_2
 
 
 def run(config, workdir, stop=None):
-    return train.train(PROGRAM, config, str(workdir), StopRequest() if stop is None else stop)
+    return train_command.train(
+        PROGRAM, config, str(workdir), StopRequest() if stop is None else stop
+    )
 
 
 def test_a_separable_task_is_learnt(learnt):
@@ -125,7 +127,7 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
 
     from tfwd.finetune.commands.train import compare_summary
 
-    monkeypatch.setattr(train, "train", made)
+    monkeypatch.setattr(train_command, "train", made)
     outcomes = several_seeds.train(
         PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compare_summary
     )

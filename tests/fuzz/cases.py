@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 
-from fuzz import kinds
+from fuzz import layer_kinds
 
 POLICIES = ["float64"] * 6 + ["float32", "mixed_float16", "mixed_bfloat16"]
 if "ONEDNN_MAX_CPU_ISA" in os.environ:  # TensorFlow's bfloat16 products end the process there
@@ -109,15 +109,17 @@ class Case:
 small = st.integers(0, 3)
 wraps = st.builds(Wrap, st.sampled_from(["drop", "param", "noise"]), small, small)
 stacks = st.one_of(st.tuples(wraps), st.just(()), st.tuples(wraps), st.tuples(wraps, wraps))
-inner = st.builds(Part, st.sampled_from(kinds.INNER), stacks, st.sampled_from([False] * 7 + [True]))
+inner = st.builds(
+    Part, st.sampled_from(layer_kinds.INNER), stacks, st.sampled_from([False] * 7 + [True])
+)
 
 
 @st.composite
 def parts(draw: st.DrawFn) -> Part:
-    name = draw(st.sampled_from(kinds.NAMES))
-    held = draw(st.tuples(inner, inner)) if name in kinds.NESTS else ()
-    if name in kinds.HELD:
-        held = (Part(kinds.HELD[name], held[0].wraps),)
+    name = draw(st.sampled_from(layer_kinds.NAMES))
+    held = draw(st.tuples(inner, inner)) if name in layer_kinds.NESTS else ()
+    if name in layer_kinds.HELD:
+        held = (Part(layer_kinds.HELD[name], held[0].wraps),)
     return Part(name, draw(stacks), draw(st.sampled_from([False] * 9 + [True])), held)
 
 

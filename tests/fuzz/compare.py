@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fuzz import data, drawn, modes
-from fuzz.feeding import IS_KERAS_2, flatten
+from fuzz import drawn_weights, model_inputs, training_modes
+from fuzz.given_weights import IS_KERAS_2, flatten
 from fuzz.oracle import Oracle
 from tfwd._random import masks_and_normals
 
@@ -56,19 +56,22 @@ def differences(program, mode):
     limit = mock.patch.object(masks_and_normals, "SMALL", mode.small)
     with limit, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        data.set_policy(mode.policy)
+        model_inputs.set_policy(mode.policy)
         try:
             return _differences(program, mode)
         finally:
-            data.set_policy("float32")
+            model_inputs.set_policy("float32")
 
 
 def _differences(program, mode):
     letters, make_wrapped, make_plain = (program[n] for n in ("INPUTS", "wrapped", "plain"))
-    given = data.inputs(letters, 0)
+    given = model_inputs.inputs(letters, 0)
     try:
         plain = make_plain()
-        shapes = [tuple(t.shape) for t in data.flat(modes.call(plain, letters, given, False))]
+        shapes = [
+            tuple(t.shape)
+            for t in model_inputs.flat(training_modes.call(plain, letters, given, False))
+        ]
     except Exception as error:
         raise NoModel(f"plain Keras cannot make it: {error}") from error
     if mode.run == "replicas" and _keeps_states(plain):
@@ -76,34 +79,36 @@ def _differences(program, mode):
     drops = any(type(layer) is keras.layers.Dropout for layer in flatten(plain))
     if drops and (mode.run.endswith("xla") or mode.run == "replicas"):
         raise NoModel("Keras's own Dropout draws otherwise there than in eager mode")
-    data.forget(plain)
-    start = data.weights(plain)
+    model_inputs.forget(plain)
+    start = model_inputs.weights(plain)
     try:
         with _place(mode):
             wrapped = make_wrapped()
             # A functional model has its weights from the start, a subclassed one from a call.
-            made = len(data.made(wrapped))
+            made = len(model_inputs.made(wrapped))
             if not made and mode.fresh and _can_be_fresh(wrapped, mode):
                 start = None
             elif made < len(plain.weights):
-                modes.call(wrapped, letters, given, False)
+                training_modes.call(wrapped, letters, given, False)
             if start is not None:
-                data.forget(wrapped)
+                model_inputs.forget(wrapped)
         if mode.run == "replicas":
-            records = modes.in_replicas(wrapped, letters, shapes, mode, strategy(), start)
+            records = training_modes.in_replicas(wrapped, letters, shapes, mode, strategy(), start)
         else:
-            records = [modes.run(wrapped, letters, shapes, mode, start)]
+            records = [training_modes.run(wrapped, letters, shapes, mode, start)]
     except Exception as error:
         asked = re.match("'(.*)' matches no weight of model", str(error))
-        if asked and not any(re.fullmatch(asked[1], drawn.path(v)) for v in plain.weights):
+        if asked and not any(re.fullmatch(asked[1], drawn_weights.path(v)) for v in plain.weights):
             raise NoModel(str(error)) from error
         _tried_plain(make_plain, letters, shapes, mode, given)
         head = str(error).strip().split("\n")
         return [f"raises {type(error).__name__}: {' | '.join(head[:3])[:600]}"]
     found = list(_counted(wrapped))
-    many = max([int(w.calls) for those in drawn.wrappers(wrapped).values() for w in those] + [0])
-    factors = drawn.factors(wrapped, many)
-    found += drawn.unlawful(wrapped, factors)
+    many = max(
+        [int(w.calls) for those in drawn_weights.wrappers(wrapped).values() for w in those] + [0]
+    )
+    factors = drawn_weights.factors(wrapped, many)
+    found += drawn_weights.unlawful(wrapped, factors)
     oracle = Oracle(plain, factors)
     half = any("16" in str(x.compute_dtype) for x in flatten(plain))
     tolerance = max(TOLERANCE[mode.policy], TOLERANCE["mixed_float16"] if half else 0)
@@ -115,7 +120,7 @@ def _differences(program, mode):
             continue  # its draws are its own, and no function of the library returns them
         oracle.restart(record.start)
         try:
-            untaped = modes.is_untaped(mode, start)
+            untaped = training_modes.is_untaped(mode, start)
             expected = oracle.run(letters, shapes, mode, replica, untaped)
         except IndexError:
             return [*found, "plain Keras calls a layer more often than the wrapped model drew"]
@@ -156,17 +161,17 @@ def _tried_plain(make_plain, letters, shapes, mode, given):
 
     A plain layer gets a tensor flag unchanged; a wrapped layer runs in a branch for each value.
     """
-    for way in (lambda model: model, modes.Branching)[: 1 + mode.tensor_flag]:
+    for way in (lambda model: model, training_modes.Branching)[: 1 + mode.tensor_flag]:
         try:
             with _place(mode):
                 plain = make_plain()
-                modes.call(plain, letters, given, False)
-                data.forget(plain)
-            start = data.weights(plain)
+                training_modes.call(plain, letters, given, False)
+                model_inputs.forget(plain)
+            start = model_inputs.weights(plain)
             if mode.run == "replicas":
-                modes.in_replicas(way(plain), letters, shapes, mode, strategy(), start)
+                training_modes.in_replicas(way(plain), letters, shapes, mode, strategy(), start)
             else:
-                modes.run(way(plain), letters, shapes, mode, start)
+                training_modes.run(way(plain), letters, shapes, mode, start)
         except Exception as error:
             raise NoModel(f"plain Keras cannot run it in this mode: {error}") from error
 
@@ -211,14 +216,14 @@ def _apart(what, one, other, tolerance):
 
 def _counted(wrapped):
     """Checks that wrappers around one layer count alike."""
-    for name, those in drawn.wrappers(wrapped).items():
+    for name, those in drawn_weights.wrappers(wrapped).items():
         counts = {int(w.calls) for w in those}
         if len(counts) > 1:
             yield f"the wrappers of '{name}' have counted {sorted(counts)} calls"
 
 
 def _calls_differ(wrapped, oracle):
-    for name, those in drawn.wrappers(wrapped).items():
+    for name, those in drawn_weights.wrappers(wrapped).items():
         if int(those[-1].calls) != oracle.calls[name]:
             yield f"'{name}' drew {int(those[-1].calls)} times in {oracle.calls[name]} calls"
 
@@ -227,13 +232,14 @@ def _evaluation_differs(wrapped, oracle, letters, mode):
     """Checks that evaluation equals the plain layer's, to the last bit."""
     oracle.feeds = False
     plain = oracle.model
-    data.set_weights(wrapped, [np.asarray(v) for v in plain.weights])
-    data.forget(wrapped)
-    data.forget(plain)
-    given = data.inputs(letters, 0)
+    model_inputs.set_weights(wrapped, [np.asarray(v) for v in plain.weights])
+    model_inputs.forget(wrapped)
+    model_inputs.forget(plain)
+    given = model_inputs.inputs(letters, 0)
     flag = None if mode.slope else False
     one, other = (
-        modes.values(data.flat(modes.call(m, letters, given, flag))) for m in (wrapped, plain)
+        training_modes.values(model_inputs.flat(training_modes.call(m, letters, given, flag)))
+        for m in (wrapped, plain)
     )
     for index, (a, b) in enumerate(zip(one, other, strict=True)):
         if not np.array_equal(a, b, equal_nan=True):

@@ -9,8 +9,8 @@ weight. This module does not use tfwd.
 import numpy as np
 import tensorflow as tf
 
-from fuzz import data, modes
-from fuzz.feeding import feed, flatten, states, tensor_of
+from fuzz import model_inputs, training_modes
+from fuzz.given_weights import feed, flatten, states, tensor_of
 
 
 class Oracle:
@@ -36,7 +36,7 @@ class Oracle:
     def restart(self, start):
         """Goes back to the first call, with these raw weights."""
         self.calls = dict.fromkeys(self.drawn, 0)
-        data.set_weights(self.model, start)
+        model_inputs.set_weights(self.model, start)
 
     def _values(self, layer):
         if not self.feeds:
@@ -57,10 +57,10 @@ class Oracle:
     def forward(self, letters, inputs, targets, loss):
         """Returns the outputs and the loss; `loss` is "mean" or the loss of "fit"."""
         self.fed = []
-        outputs = modes.call(self.model, letters, inputs, True)
+        outputs = training_modes.call(self.model, letters, inputs, True)
         if loss == "fit":
-            return outputs, modes.keras_loss(self.model, inputs, targets, outputs)
-        return outputs, modes.loss_of(self.model, outputs, targets)
+            return outputs, training_modes.keras_loss(self.model, inputs, targets, outputs)
+        return outputs, training_modes.loss_of(self.model, outputs, targets)
 
     def step(self, letters, inputs, targets, loss):
         """Returns outputs, loss, and the gradients of inputs and raw weights."""
@@ -74,7 +74,7 @@ class Oracle:
         sources = floats + variables + effective
         found = self.tape.gradient(value, sources)
         self.tape = None
-        found = [modes.dense(g, s).numpy() for g, s in zip(found, sources, strict=True)]
+        found = [training_modes.dense(g, s).numpy() for g, s in zip(found, sources, strict=True)]
         found = [g.astype(np.float64) for g in found]
         of_inputs, of_weights = found[: len(floats)], found[len(floats) :]
         totals = dict(zip(map(id, trained), of_weights, strict=False))
@@ -82,8 +82,8 @@ class Oracle:
         for (variable, a, _), gradient in zip(self.fed, of_effective, strict=True):
             if id(variable) in totals:
                 totals[id(variable)] = totals[id(variable)] + a * gradient
-        self.dtypes = [t.dtype.name for t in data.flat(outputs)]
-        outputs = modes.values(data.flat(outputs))
+        self.dtypes = [t.dtype.name for t in model_inputs.flat(outputs)]
+        outputs = training_modes.values(model_inputs.flat(outputs))
         return outputs, float(value), of_inputs, [totals[id(v)] for v in trained]
 
     def slope(self, letters, inputs, targets, loss, gradients, size=1e-6):
@@ -91,7 +91,7 @@ class Oracle:
         rng = np.random.default_rng(5)
         trained = list(self.model.trainable_variables)
         ways = [rng.normal(size=tuple(v.shape)) for v in trained]
-        before = modes.values(trained)
+        before = training_modes.values(trained)
         kept = [(v, np.asarray(v)) for v in [*self.model.weights, *states(self.model)]]
         calls, found = dict(self.calls), []
         for sign in (1, -1):
@@ -108,16 +108,18 @@ class Oracle:
 
     def run(self, letters, shapes, mode, replica, untaped=False):
         """Makes two steps, recorded as `modes.run` and `modes.in_replicas` do it."""
-        record = modes.Record(modes.values(self.model.weights))
+        record = training_modes.Record(training_modes.values(self.model.weights))
         loss = "fit" if mode.run.startswith("fit") else "mean"
         if loss == "fit":
             self.model.compile(loss="mse", optimizer="sgd")
         slopes = []
         if untaped:
-            self.forward(letters, data.inputs(letters, 0), data.targets(shapes, 0), loss)
-        for number in range(modes.STEPS):
+            self.forward(
+                letters, model_inputs.inputs(letters, 0), model_inputs.targets(shapes, 0), loss
+            )
+        for number in range(training_modes.STEPS):
             place = 10 * replica + number
-            given = data.inputs(letters, place), data.targets(shapes, place)
+            given = model_inputs.inputs(letters, place), model_inputs.targets(shapes, place)
             if number == 0 and mode.slope and mode.policy == "float64":
                 slopes.append((given, dict(self.calls)))
                 outside = [(v, np.asarray(v)) for v in [*self.model.weights, *states(self.model)]]
@@ -134,7 +136,7 @@ class Oracle:
                     self.model.trainable_variables, of_weights, strict=True
                 ):
                     raw = np.asarray(variable, np.float64)
-                    variable.assign(raw - data.RATE * gradient)
+                    variable.assign(raw - model_inputs.RATE * gradient)
             record.note_state(self.model)
         return record
 

@@ -61,14 +61,14 @@ def parsed() -> argparse.Namespace:
 def child(arguments: argparse.Namespace) -> int:
     """Runs the cases of one seed."""
     prepare()
-    from fuzz import cases, hunt, script
+    from fuzz import cases, failure_script, failure_search
 
-    now = hunt.Hunt(arguments.seed)
+    now = failure_search.Hunt(arguments.seed)
     until = time.monotonic() + 60 * arguments.minutes
     runs = tuple(arguments.runs.split(",")) if arguments.runs else cases.RUNS
     in_place = (True,) if arguments.in_place else cases.IN_PLACE
     for number, failure in enumerate(now.run(arguments.cases, until, runs, in_place)):
-        text = script.script(failure.case, failure.found)
+        text = failure_script.script(failure.case, failure.found)
         arguments.into.mkdir(parents=True, exist_ok=True)
         path = arguments.into / f"seed_{arguments.seed}_{number}.py"
         path.write_text(text, "utf-8")

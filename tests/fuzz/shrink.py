@@ -4,14 +4,14 @@ import dataclasses
 import re
 import time
 
-from fuzz import compare, source
+from fuzz import compare, model_source
 from fuzz.cases import Mode
 
 
 def found_in(case, must_run=False):
     """Returns the differences of a case; none if it is no model, unless it must be one."""
     try:
-        return compare.differences(source.functions(source.program(case)), case.mode)
+        return compare.differences(model_source.functions(model_source.program(case)), case.mode)
     except (ValueError, compare.NoModel):
         if must_run:
             raise
@@ -27,7 +27,7 @@ def shrunk(case, found, seconds):
     """Returns the smallest case that was reached, and its differences."""
     wanted = signature(found)
     end = time.monotonic() + seconds
-    tried = {source.program(case) + str(case.mode)}
+    tried = {model_source.program(case) + str(case.mode)}
     smaller = True
     while smaller:
         smaller = False
@@ -35,7 +35,7 @@ def shrunk(case, found, seconds):
             if time.monotonic() > end:
                 return case, found
             try:
-                key = source.program(candidate) + str(candidate.mode)
+                key = model_source.program(candidate) + str(candidate.mode)
             except ValueError:
                 continue
             if key in tried:

@@ -9,13 +9,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from processes import Processes, finish
-from stacks import IS_KERAS_2, quick_rows
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from stack_marks import IS_KERAS_2, quick_rows
+from watched_processes import Processes, finish
 
-from fuzz import data, hunt, modes, script, shrink
+from fuzz import failure_script, failure_search, model_inputs, shrink, training_modes
 from fuzz.cases import Mode
-from fuzz.known import KNOWN
+from fuzz.former_defects import KNOWN
 
 CASES = 6  # in a test
 SEEDS = [
@@ -25,7 +25,7 @@ SEEDS = [
 
 
 def report(case, found):
-    return "\n".join([*found, "This script shows it:", script.script(case, found)])
+    return "\n".join([*found, "This script shows it:", failure_script.script(case, found)])
 
 
 # The others also have tests of their own. They are here to test the fuzzer.
@@ -60,7 +60,7 @@ def test_a_defect_that_there_was(name: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_models(seed: int) -> None:
-    now = hunt.Hunt(seed, seconds=30, again=1)
+    now = failure_search.Hunt(seed, seconds=30, again=1)
     for failure in now.run(CASES):
         pytest.fail(report(failure.case, failure.found))
     assert now.ran == CASES, now.no_model
@@ -68,26 +68,28 @@ def test_random_models(seed: int) -> None:
 
 def test_float16_skips_no_step() -> None:
     # Gradients of up to 17, which float16 cannot hold 32768 times.
-    data.set_policy("mixed_float16")
+    model_inputs.set_policy("mixed_float16")
     try:
-        inputs = keras.Input((3, 4), batch_size=data.BATCH)
+        inputs = keras.Input((3, 4), batch_size=model_inputs.BATCH)
         model = keras.Model([inputs], [keras.layers.Dense(4)(inputs)])
         start = [np.full((4, 4), 8.0), np.zeros(4)]
-        record = modes.run(model, "s", [(2, 3, 4)], Mode("fit", policy="mixed_float16"), start)
-        [x], [y] = data.inputs("s", 0), data.targets([(2, 3, 4)], 0)
+        record = training_modes.run(
+            model, "s", [(2, 3, 4)], Mode("fit", policy="mixed_float16"), start
+        )
+        [x], [y] = model_inputs.inputs("s", 0), model_inputs.targets([(2, 3, 4)], 0)
     finally:
-        data.set_policy("float32")
+        model_inputs.set_policy("float32")
     x, y = (np.reshape(t, (-1, 4)).astype(np.float64) for t in (x, y))
     gradient = x.T @ (2 * (x @ start[0] - y) / y.size)
     assert np.abs(gradient).max() > 2
     found = np.asarray(record.weights[0][0])
-    np.testing.assert_allclose(found, start[0] - data.RATE * gradient, rtol=5e-3)
+    np.testing.assert_allclose(found, start[0] - model_inputs.RATE * gradient, rtol=5e-3)
 
 
 @pytest.mark.slow
 def test_a_script_needs_no_file_of_the_tests(tmp_path: Path) -> None:
     path = tmp_path / "case.py"
-    path.write_text(script.script(KNOWN[next(iter(KNOWN))], ["nothing"]))
+    path.write_text(failure_script.script(KNOWN[next(iter(KNOWN))], ["nothing"]))
     with Processes() as processes:
         code, output = finish(processes.python(f"import runpy; runpy.run_path({str(path)!r})"))
     assert code == 0 and "no difference" in output, output

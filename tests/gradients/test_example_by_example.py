@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradients.brute import assert_moments, general, per_example, randomized, rewinding
-from stacks import SLOW_ON_KERAS_2, extended, once, quick_rows
+from gradients.brute_force import assert_moments, general, per_example, randomized, rewinding
+from stack_marks import SLOW_ON_KERAS_2, extended, once, quick_rows
 
 from tfwd import _keras, gradients
 

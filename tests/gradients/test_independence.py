@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradients.brute import assert_moments, general_method, per_example, randomized
-from stacks import extended
+from gradients.brute_force import assert_moments, general_method, per_example, randomized
+from stack_marks import extended
 
 from tfwd import gradients
 

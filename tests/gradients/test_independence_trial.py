@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from gradients.brute import assert_moments, general, general_method, per_example, randomized
-from stacks import SOAK_ON_KERAS_2
+from gradients.brute_force import assert_moments, general, general_method, per_example, randomized
+from stack_marks import SOAK_ON_KERAS_2
 
 from tfwd import gradients
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfwd import gradients
-from tfwd.gradients import checks, statistics
+from tfwd.gradients import argument_checks, statistics
 
 
 def noisy(
@@ -73,7 +73,7 @@ def test_regularizers_are_no_noise_and_are_signal() -> None:
     """Checks a gradient that is added to every example's: V stays, and G belongs to the sum."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(64, 3)).astype("f"), random.normal(size=(64, 2)).astype("f")
-    chunk_size = 40 if checks._activity_losses_are_means() else None
+    chunk_size = 40 if argument_checks._activity_losses_are_means() else None
     found = {}
     for name, l2 in (("plain", None), ("regularized", keras.regularizers.L2(5.0))):
         keras.utils.set_random_seed(1)

@@ -19,7 +19,7 @@ from in_place_tools import (
     made,
     variables,
 )
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 import tfwd
 from tfwd import _keras, layers

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from in_place_tools import DENSE, EXAMPLES, LABELS, X, added, assert_equals_plain, made, stack
-from processes import Processes, finish
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
+from watched_processes import Processes, finish
 
 import tfwd
 from tfwd import parametrizations as P

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from in_place_tools import DENSE, DROPPED, EXAMPLES, X, added, effective, functional, made, stack
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 import tfwd
 from tfwd import _keras

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from in_place_tools import DENSE, DROPPED, IDS, S, X, added, assert_equals_plain, functional, made
-from stacks import IS_KERAS_2, extended, quick_rows
+from stack_marks import IS_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd import layers

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_passes import COLUMNS, ROWS, SIZE, both_ways, function, line, planted, said
-from tables import with_slow_rest
+from check_finite_passes import COLUMNS, ROWS, SIZE, both_ways, function, line, planted, said
+from divided_tables import with_slow_rest
 
 from tfwd import finite
 from tfwd.layers import CheckFinite

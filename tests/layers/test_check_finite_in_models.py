@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checked_passes import COLUMNS, ROWS, SIZE, both_ways, line, planted, said
-from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
+from check_finite_passes import COLUMNS, ROWS, SIZE, both_ways, line, planted, said
+from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras

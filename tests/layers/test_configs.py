@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3, quick_rows
+from stack_marks import needs_keras3, quick_rows
 
 import tfwd
 from tfwd import layers

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, needs_keras3
+from stack_marks import IS_KERAS_2, needs_keras3
 
 from tfwd import layers
 from tfwd._recurrent import gru, lstm

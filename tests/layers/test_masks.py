@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from mask_table import CASES, SIZE, Kernel, Two, carried
-from stacks import quick_rows, rest
+from masked_calls_table import CASES, SIZE, Kernel, Two, carried
+from stack_marks import quick_rows, rest
 
 from tfwd import layers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mixout_tools import RATE, X, bias, dense, kept, kernel, published, reference
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd import _keras, layers, pretrained
 from tfwd import parametrizations as P

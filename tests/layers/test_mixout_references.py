@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mixout_tools import RATE, X, bias, kernel, move, published, reference, trained
-from stacks import extended, quick_rows
+from stack_marks import extended, quick_rows
 
 import tfwd
 from tfwd import layers, pretrained

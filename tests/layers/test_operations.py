@@ -5,7 +5,7 @@ from collections.abc import Callable
 import keras
 import pytest
 import tensorflow as tf
-from stacks import extended, quick_rows
+from stack_marks import extended, quick_rows
 
 from tfwd import _keras, layers
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parametrizations_table import ALL
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P

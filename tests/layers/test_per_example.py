@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended, needs_keras3, quick_rows
+from stack_marks import extended, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import _keras, layers

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2, needs_keras3
+from stack_marks import IS_KERAS_2, needs_keras3
 
 import tfwd
 from tfwd import layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recurrent_tools import gradients
-from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows
+from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 from tfwd import _keras, layers
 from tfwd._recurrent import gru, lstm

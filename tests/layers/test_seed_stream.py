@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 from tfwd.layers._substitution.seed_stream import SeedStream
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended
+from stack_marks import extended
 
 from conformance.harness import randomize
 from tfwd import _keras, layers

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_keras3
+from stack_marks import needs_keras3
 
 from tfwd import _keras, layers
 

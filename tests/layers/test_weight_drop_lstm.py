@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recurrent_tools import gradients
-from stacks import needs_keras3, quick_rows
+from stack_marks import needs_keras3, quick_rows
 
 from tfwd import layers
 

@@ -2,7 +2,7 @@
 
 import pytest
 from language_model_runs import make_run, processes, run  # noqa: F401 (fixtures)
-from training_tools import write_text
+from training_loop_runs import write_text
 
 
 @pytest.fixture(scope="module")

@@ -283,7 +283,7 @@ def load_programs() -> None:
         "runs.storage.trained_model",
         "runs.sweeps.tuner",
         "runs.sweeps.report",
-        "runs.sweeps.hparams",
+        "runs.sweeps.tensorboard_hparams",
         "runs.training.display",
     ):
         importlib.import_module(f"tfwd.{name}")

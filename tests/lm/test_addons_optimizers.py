@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import needs_addons
-from tables import with_slow_rest
-from training_tools import StopAfter, log, make_config, write_text
+from divided_tables import with_slow_rest
+from stack_marks import needs_addons
+from training_loop_runs import StopAfter, log, make_config, write_text
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.lm.commands.train import train
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.step import TrainStep
+from tfwd.lm.training_step import TrainStep
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import optimizer as optimizers
 from tfwd.runs.training.optimizer import find_weight_decay, make_optimizer
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
 TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)

@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
-from training_tools import log, make_config
+from stack_marks import SLOW_ON_KERAS_2, once
+from training_loop_runs import log, make_config
 
-from tfwd.lm import step
+from tfwd.lm import training_step
 from tfwd.lm.commands.train import train
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
@@ -16,7 +16,7 @@ from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.training.non_finite_steps import Diverged
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -66,7 +66,7 @@ def planted(text, monkeypatch):
     tokens = tokenize(load_splits(str(text)).train, "word")
     ids = Vocabulary.from_tokens(tokens, "word", config.data.min_count).encode(tokens)
     columns = ids[: len(ids) // 4 * 4].reshape(4, -1)
-    own, armed = step.token_nats, tf.Variable(True)
+    own, armed = training_step.token_nats, tf.Variable(True)
     marks = columns[:, 10 * 5 + 1]
     firsts = columns[:, 1::10]
     assert [n for n, each in enumerate(firsts.T) if (each == marks).all()] == [5]
@@ -75,7 +75,7 @@ def planted(text, monkeypatch):
         bad = armed & tf.reduce_all(targets[:, 0] == marks)
         return own(logits, targets) * tf.where(bad, np.nan, 1.0)
 
-    monkeypatch.setattr(step, "token_nats", nats)
+    monkeypatch.setattr(training_step, "token_nats", nats)
     return armed
 
 
@@ -146,8 +146,8 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 @pytest.mark.slow
 @once
 def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
-    own = step.token_nats
-    monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
+    own = training_step.token_nats
+    monkeypatch.setattr(training_step, "token_nats", lambda *given: own(*given) * np.nan)
     with pytest.raises(Diverged, match="5 consecutive bad steps were skipped before it") as error:
         run(text, tmp_path, "skip")
     assert error.value.short == "diverged at step 6 in the loss"
@@ -156,8 +156,8 @@ def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
 @pytest.mark.slow
 @once
 def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
-    own = step.token_nats
-    monkeypatch.setattr(step, "token_nats", lambda *given: own(*given) * np.nan)
+    own = training_step.token_nats
+    monkeypatch.setattr(training_step, "token_nats", lambda *given: own(*given) * np.nan)
     _, valid, failures = run(text, tmp_path, "off", training__epochs=1)
     assert failures == [] and valid[0]["train_loss"] is None
 

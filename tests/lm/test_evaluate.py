@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, extended, quick_rows
+from stack_marks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd.lm.commands import evaluate
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.evaluation import evaluate as loop_evaluate
 from tfwd.lm.program import load
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 
 pytestmark = SLOW_ON_KERAS_2
@@ -86,7 +86,9 @@ def test_another_text_than_the_training_text(make_run, tmp_path):
 
 def command(capsys, *arguments):
     with pytest.raises(SystemExit) as caught:
-        app.run(evaluate.main, evaluate.define, evaluate.ABOUT, argv=["evaluate", *arguments])
+        command_runner.run(
+            evaluate.main, evaluate.define, evaluate.ABOUT, argv=["evaluate", *arguments]
+        )
     return caught.value.code, *capsys.readouterr()
 
 

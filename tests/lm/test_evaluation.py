@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from stacks import extended
+from stack_marks import extended
 
-from tfwd.lm.data import stream
+from tfwd.lm.data import text_windows
 from tfwd.lm.evaluation import Evaluation, Evaluator, evaluate
 from tfwd.lm.losses import perplexity
 from tfwd.lm.model import LanguageModel
@@ -14,7 +14,7 @@ from tfwd.runs.errors import UserError
 def test_evaluation_counts_every_token_once():
     model = LanguageModel(7, 4, (6, 4), seed=3, weight_dropout=0.5)
     ids = np.random.default_rng(0).integers(0, 7, 41)
-    columns = stream.columns(ids, 2)
+    columns = text_windows.columns(ids, 2)
     logits = model(columns[:, :-1], training=False).logits.numpy().astype(np.float64)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(logits, columns[:, 1:, None], axis=-1)
@@ -29,7 +29,7 @@ def test_evaluation_counts_every_token_once():
 def test_evaluation_ends_when_asked():
     evaluator = Evaluator(LanguageModel(7, 4, (4,)), 1)
     asked = []
-    columns = stream.columns(np.arange(50) % 7, 1)
+    columns = text_windows.columns(np.arange(50) % 7, 1)
     assert evaluator(columns, 7, stop=lambda: asked.append(1) or len(asked) == 3) is None
     assert len(asked) == 3
 
@@ -37,7 +37,7 @@ def test_evaluation_ends_when_asked():
 @extended
 def test_windows_of_all_lengths_trace_once():
     evaluator = Evaluator(LanguageModel(7, 4, (4,)), 2)
-    columns = stream.columns(np.arange(200) % 7, 2)
+    columns = text_windows.columns(np.arange(200) % 7, 2)
     for window in (3, 7, 50):
         evaluator(columns, window)
     assert evaluator.function.experimental_get_tracing_count() == 1

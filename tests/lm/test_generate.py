@@ -4,19 +4,21 @@ import json
 
 import numpy as np
 import pytest
-from stacks import extended
+from stack_marks import extended
 
 from tfwd.lm import sampling
 from tfwd.lm.commands import generate
 from tfwd.lm.program import load
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage import checkpoint
 
 
 def command(capsys, *arguments):
     with pytest.raises(SystemExit) as caught:
-        app.run(generate.main, generate.define, generate.ABOUT, argv=["generate", *arguments])
+        command_runner.run(
+            generate.main, generate.define, generate.ABOUT, argv=["generate", *arguments]
+        )
     return caught.value.code, *capsys.readouterr()
 
 

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from processes import finish
-from stacks import once
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from stack_marks import once
+from watched_processes import finish
 
 HERE = Path(__file__).parent
 

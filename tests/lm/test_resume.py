@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SIGNAL_AT, WATCHDOG, Processes, finish
-from stacks import once, soak
+from stack_marks import once, soak
+from watched_processes import SIGNAL_AT, WATCHDOG, Processes, finish
 
 from tfwd.runs.storage.checkpoint import Checkpoints
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from stacks import SOAK_ON_KERAS_2, extended
+from stack_marks import SOAK_ON_KERAS_2, extended
 
 from tfwd.lm.data.text import tokenize
 from tfwd.lm.data.vocabulary import Vocabulary

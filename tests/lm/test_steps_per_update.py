@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once
+from stack_marks import SLOW_ON_KERAS_2, once
 
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel
-from tfwd.lm.step import TrainStep
-from tfwd.runs.storage.state import RunState
+from tfwd.lm.training_step import TrainStep
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.optimizer import make_optimizer
 
 pytestmark = SLOW_ON_KERAS_2

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, extended, once
+from stack_marks import SLOW_ON_KERAS_2, extended, once
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training_tools import WORDS, StopAfter, log, make_config, model_options
+from training_loop_runs import WORDS, StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import define, main, train
 from tfwd.lm.data.text import load_splits, tokenize
@@ -18,11 +18,11 @@ from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.program import PROGRAM
 from tfwd.lm.trainer import Trainer
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
-from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.storage.run_folder import RunFolder
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -255,7 +255,7 @@ def test_a_workdir_that_cannot_be_written(text, tmp_path):
 def test_no_workdir_given(capsys, root):
     with pytest.raises(SystemExit) as ended:
         config = f"--config={root / 'configs' / 'quickstart.py'}"
-        app.run(main, define, "", schema=PROGRAM.schema, argv=["tfwd-train", config])
+        command_runner.run(main, define, "", schema=PROGRAM.schema, argv=["tfwd-train", config])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
         "error: give a folder for the run, as --workdir=runs/quickstart\n"

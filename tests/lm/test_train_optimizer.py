@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
-from training_tools import StopAfter, log, make_config, model_options
+from stack_marks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, once
+from training_loop_runs import StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import train
 from tfwd.lm.data.vocabulary import Vocabulary
@@ -12,7 +12,7 @@ from tfwd.lm.trainer import Trainer
 from tfwd.optimizers import NonMonotonicASGD
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.checkpoint import Checkpoints
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 pytestmark = SLOW_ON_KERAS_2
 

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, X
 from monte_carlo_tools import PERTURBED, predicted, wrappers
-from stacks import needs_keras3
+from small_models import ALL, X
+from stack_marks import needs_keras3
 
 import tfwd
 from tfwd import layers

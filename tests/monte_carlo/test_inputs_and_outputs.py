@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, X
 from monte_carlo_tools import PERTURBED, by_hand, check_moments, predicted
-from stacks import IS_KERAS_2
+from small_models import ALL, X
+from stack_marks import IS_KERAS_2
 
 import tfwd
 from tfwd import parametrizations as P

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, X
 from monte_carlo_tools import PERTURBED, predicted
+from small_models import ALL, X
 
 import tfwd
 from tfwd import layers

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import numpy as np
 import pytest
-from model_kinds import ALL, X
 from monte_carlo_tools import PERTURBED, by_hand, check_moments, predicted, wrappers
-from stacks import extended, quick_rows
+from small_models import ALL, X
+from stack_marks import extended, quick_rows
 
 import tfwd
 from tfwd import layers

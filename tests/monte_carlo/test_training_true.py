@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_kinds import ALL, X
 from monte_carlo_tools import predicted, wrappers
-from stacks import IS_KERAS_2, needs_keras3, quick_rows
+from small_models import ALL, X
+from stack_marks import IS_KERAS_2, needs_keras3, quick_rows
 
 import tfwd
 from tfwd import layers

@@ -32,7 +32,7 @@ def conformance(file: str, words: str) -> tuple[str, ...]:
 
 DRAWN = conformance("draws", "every_training_call and (Dense or BatchNormalization)")
 KEPT = conformance("saving", "with_the_draws and Dense and dropout")
-DISTRIBUTED = ("tests/test_tfwd_distribute.py",)
+DISTRIBUTED = ("tests/test_draws_under_tf_distribute.py",)
 DECAY = ("tests/optimizers/test_decoupled_weight_decay.py",)
 AVERAGE = ("tests/optimizers/test_non_monotonic_asgd.py",)
 RULES = "tests/gradients/test_rules.py"
@@ -41,7 +41,7 @@ FINITE = (
     "tests/callbacks/test_finite_check_actions.py",
     "tests/callbacks/test_finite_check_restore.py",
 )
-BY_HAND = "tests/layers/transformer/test_by_hand.py"
+BY_HAND = "tests/layers/transformer/test_numpy_encoders.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
@@ -138,7 +138,7 @@ DEFECTS = [
     Defect(
         "a tape stores the kernels of examples in eager mode",
         "tfwd/_random/example_masks.py",
-        "with graphs.unrecorded():",
+        "with private_graph_apis.unrecorded():",
         "if True:",
         ("tests/test_saved_tensors.py", "-k", "eager"),
     ),
@@ -447,14 +447,14 @@ DEFECTS = [
         "tfwd/gradients/shared_weights.py",
         "first, second = scale * first, scale * scale * second",
         "first, second = scale * first, second",
-        ("tests/gradients/test_weights.py",),
+        ("tests/gradients/test_effective_weights.py",),
     ),
     Defect(
         "a parametrization with a call of its own is elementwise because its base class is",
         "tfwd/parametrizations/base.py",
         "cls.elementwise = False",
         "pass",
-        ("tests/gradients/test_weights.py", "-k", "users_own"),
+        ("tests/gradients/test_effective_weights.py", "-k", "users_own"),
     ),
     Defect(
         "a kernel's gradients are squared before they are summed over positions",
@@ -476,7 +476,7 @@ DEFECTS = [
         "tfwd/runs/training/step.py",
         "self.workers.assign_rows(variable, value)",
         "self.workers.assign_rows(variable, tf.roll(value, 1, 0))",
-        ("tests/lm/test_step.py", "-k", "state_is_carried"),
+        ("tests/lm/test_training_step.py", "-k", "state_is_carried"),
     ),
     Defect(
         "the gradients of several workers are summed without their shares",
@@ -489,8 +489,8 @@ DEFECTS = [
     Defect(
         "each worker draws the masks of the first rows",
         "tfwd/runs/workers/workers.py",
-        "with batch_rows.part_of(start, total):",
-        "with batch_rows.part_of(0, total):",
+        "with global_batch_rows.part_of(start, total):",
+        "with global_batch_rows.part_of(0, total):",
         ("tests/distribute/test_train.py", "-k", "as_one_process"),
         slow=True,
     ),
@@ -504,7 +504,7 @@ DEFECTS = [
     ),
     Defect(
         "a worker does not learn that another one must stop",
-        "tfwd/runs/workers/votes.py",
+        "tfwd/runs/workers/stop_votes.py",
         "if signals.any() and not self._stop:",
         "if False:",
         ("tests/distribute/test_train.py", "-k", "survives and SIGTERM"),
@@ -522,7 +522,7 @@ DEFECTS = [
         "tfwd/runs/workers/rendezvous.py",
         "if number in self._present:",
         "if False:",
-        ("tests/runs/test_workers_meet.py",),
+        ("tests/runs/test_rendezvous.py",),
     ),
     Defect(
         "a run that goes on begins with states that are zero",
@@ -535,18 +535,18 @@ DEFECTS = [
     ),
     Defect(
         "the rate is not scaled by the length of the window",
-        "tfwd/lm/step.py",
+        "tfwd/lm/training_step.py",
         "tf.cast(tf.shape(batch[0])[1], tf.float32) / self.base_window",
         "1.0",
-        ("tests/lm/test_step.py", "-k", "follows_the_windows"),
+        ("tests/lm/test_training_step.py", "-k", "follows_the_windows"),
     ),
     # Fine-tuning
     Defect(
         "a lower layer has a higher rate",
-        "tfwd/finetune/schedule.py",
+        "tfwd/finetune/learning_rate_schedule.py",
         "below = layers - int(found[1]) if found else 0",
         "below = 1 + int(found[1]) if found else 0",
-        ("tests/finetune/test_schedule.py",),
+        ("tests/finetune/test_learning_rate_schedule.py",),
     ),
     Defect(
         "the mean is taken over the padding too",
@@ -582,7 +582,7 @@ DEFECTS = [
         "tfwd/numerics/checked_step/compiled_step.py",
         "careful = self._exact or not safe or _has_own_constraint(self.model)",
         "careful = self._exact or not safe",
-        ("tests/numerics/test_advice_in_fit.py", "-k", "constraint"),
+        ("tests/numerics/test_report_advice_in_fit.py", "-k", "constraint"),
     ),
     Defect(
         "what was assigned before the decision stays",
@@ -596,7 +596,7 @@ DEFECTS = [
         "tfwd/numerics/checked_step/replica_step.py",
         "tf.math.is_finite(rate) & (rate >= 0)",
         "tf.math.is_finite(rate)",
-        ("tests/numerics/test_causes_given.py", "-k", "rate"),
+        ("tests/numerics/test_causes_in_data_and_weights.py", "-k", "rate"),
     ),
     Defect(
         "going back to an epoch leaves the optimizer's variables",
@@ -625,7 +625,7 @@ DEFECTS = [
         "tfwd/numerics/diagnosis.py",
         "    if not several:",
         "    if True:",
-        ("tests/numerics/test_advice_in_fit.py", "-k", "output"),
+        ("tests/numerics/test_report_advice_in_fit.py", "-k", "output"),
     ),
     Defect(
         "a layer that draws is run again by tf.recompute_grad",
@@ -639,7 +639,7 @@ DEFECTS = [
         "layers/_substitution/weight_perturbation.py",
         "if not targeted and flag is not False:",
         "if False:",
-        ("tests/layers/test_counted_calls.py",),
+        ("tests/layers/test_rate_of_zero.py",),
     ),
     Defect(
         "what goes into a relu is not looked at",
@@ -688,7 +688,7 @@ DEFECTS = [
         "tfwd/runs/training/step.py",
         "draws, strict=True):\n                variable.assign(value)",
         "draws, strict=True):\n                pass",
-        ("tests/lm/test_step.py", "-k", "left_out", "-m", ""),
+        ("tests/lm/test_training_step.py", "-k", "left_out", "-m", ""),
     ),
     Defect(
         "a run goes back to weights that it does not have",
@@ -727,7 +727,7 @@ DEFECTS = [
     ),
     Defect(
         "a line that a killed process left incomplete spoils the next one",
-        "experiments/fine_tuning_lines.py",
+        "experiments/fine_tuning_results_file.py",
         'file.truncate(content.rfind(b"\\n") + 1)',
         "pass",
         ("tests/experiments/test_fine_tuning.py", "-k", "loses_the_run"),
@@ -735,7 +735,7 @@ DEFECTS = [
     # Pretrained layers
     Defect(
         "which of ALBERT's layers share their weights is computed in whole numbers",
-        "layers/transformer/stack.py",
+        "layers/transformer/transformer_stack.py",
         "self.layers[int(i / (self.num_layers / len(self.layers)))]",
         "self.layers[i * len(self.layers) // self.num_layers]",
         (BY_HAND, "-k", "share_their_weights or unequal_sizes"),
@@ -749,10 +749,10 @@ DEFECTS = [
     ),
     Defect(
         "attention's mask is not part of its product",
-        "layers/transformer/scores.py",
+        "layers/transformer/masked_attention_scores.py",
         "ones = tf.ones_like(queries[..., :1])",
         "ones = tf.zeros_like(queries[..., :1])",
-        ("tests/layers/transformer/test_scores.py",),
+        ("tests/layers/transformer/test_masked_attention_scores.py",),
     ),
     Defect(
         "a rate that is NaN under XLA drops everything",
@@ -791,17 +791,17 @@ DEFECTS = [
     ),
     Defect(
         "an argument that no shape tells is not compared with the config",
-        "layers/transformer/formats/configuration.py",
+        "layers/transformer/formats/published_configs.py",
         "            if not same:\n",
         "            if False:\n",
         (BY_HAND, "-k", "shape"),
     ),
     Defect(
         "frozen parts of a layer are set free in a file",
-        "layers/transformer/composite.py",
+        "layers/transformer/composite_layer.py",
         "                inside[path].trainable = flag",
         "                pass",
-        ("tests/layers/transformer/test_in_use.py", "-k", "frozen or flags"),
+        ("tests/layers/transformer/test_export_and_replicas.py", "-k", "frozen or flags"),
     ),
     Defect(
         "a functional model waits for layers that are not in its graph",
@@ -815,7 +815,7 @@ DEFECTS = [
         LINK,
         "        return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}",
         "        return {}",
-        ("tests/in_place/test_several.py",),
+        ("tests/in_place/test_several_parametrizations.py",),
     ),
     # Loading on several workers
     Defect(
@@ -841,14 +841,14 @@ DEFECTS = [
     ),
     Defect(
         "each of several workers draws the parts that a file lacks",
-        "layers/transformer/formats/published.py",
+        "layers/transformer/formats/published_layer.py",
         "                if not workers.is_alone:",
         "                if workers is None:",
         SHARED,
     ),
     Defect(
         "each of several workers reads the config of a model",
-        "layers/transformer/formats/configuration.py",
+        "layers/transformer/formats/published_configs.py",
         "            name, values = workers.json_from_chief(lambda: _read(path))",
         "            name, values = _read(path)",
         SHARED,
@@ -895,7 +895,7 @@ DEFECTS = [
         LINK,
         "now._replace(covered=now.covered | own)",
         "now",
-        ("tests/in_place/test_several.py", "-k", "a_model_inside_a_model"),
+        ("tests/in_place/test_several_parametrizations.py", "-k", "a_model_inside_a_model"),
     ),
     Defect(
         "each layer takes its own number, not the outermost one",
@@ -914,7 +914,7 @@ DEFECTS = [
     Defect(
         "backward calls a layer without the present calls",
         LINK,
-        "            with present_calls.restored({**inner, self.in_place: now}):\n",
+        "            with running_calls.restored({**inner, self.in_place: now}):\n",
         "            if True:\n",
         (LAYER_KINDS, "-k", "large_weights and (bidirectional or cells)"),
     ),
@@ -944,7 +944,7 @@ DEFECTS = [
         "tfwd/in_place.py",
         "        if any(id(layer) in inside for layer in _keras.layers.all_layers(found)):\n",
         "        if found is target:\n",
-        ("tests/in_place/test_traces.py", "-k", "before_and_after or around_the_target"),
+        ("tests/in_place/test_traced_functions.py", "-k", "before_and_after or around_the_target"),
     ),
     Defect(
         "a seed depends on the number of weights before it in the parametrization",
@@ -965,6 +965,6 @@ DEFECTS = [
         "layers/_substitution/pure_layers.py",
         "    if len(added) > 1 or not is_keras_own(owner):\n",
         "    if not is_keras_own(owner):\n",
-        ("tests/in_place/test_several.py", "-k", "equal_layers"),
+        ("tests/in_place/test_several_parametrizations.py", "-k", "equal_layers"),
     ),
 ]

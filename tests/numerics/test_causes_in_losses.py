@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from diagnoses import dense, names, report_of
-from planting import data
-from stacks import SOAK_ON_KERAS_2, quick_rows
+from non_finite_reports import dense, names, report_of
+from planted_nan_models import data
+from stack_marks import SOAK_ON_KERAS_2, quick_rows
 
 pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers

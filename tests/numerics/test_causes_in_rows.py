@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from diagnoses import dense, names, report_of
-from planting import data
-from stacks import quick_rows, rest
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from non_finite_reports import dense, names, report_of
+from planted_nan_models import data
+from stack_marks import quick_rows, rest
 
 from tfwd import _keras
 

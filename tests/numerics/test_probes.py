@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from planting import TRIGGERS, VALUES, Plant, counts
-from stacks import extended, quick_rows
-from tables import with_slow_rest
+from divided_tables import with_slow_rest
+from planted_nan_models import TRIGGERS, VALUES, Plant, counts
+from stack_marks import extended, quick_rows
 
 from tfwd.layers import transformer as T
 from tfwd.numerics import Probes

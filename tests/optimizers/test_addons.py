@@ -14,7 +14,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import X, Y, model
-from stacks import IS_KERAS_2, extended
+from stack_marks import IS_KERAS_2, extended
 
 from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay
 

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from bare_optimizers import (
+from divided_tables import with_slow_rest
+from non_finite_optimizer_steps import (
     INNER,
     LEGACY,
     NESTINGS,
@@ -31,8 +32,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import quick_rows
-from tables import with_slow_rest
+from stack_marks import quick_rows
 
 from tfwd.optimizers import ApplyIfFinite, NonMonotonicASGD
 

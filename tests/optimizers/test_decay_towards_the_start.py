@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended
+from stack_marks import extended
 
 from tfwd import _keras
 from tfwd.optimizers import DecoupledWeightDecay

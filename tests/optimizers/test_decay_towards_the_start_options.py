@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import gradients, make, tf_variable, values, variables
-from stacks import IS_KERAS_2, quick_rows
+from stack_marks import IS_KERAS_2, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import gradients, make, tf_variable, values, variables
-from stacks import extended
+from stack_marks import extended
 
 from tfwd import optimizers
 from tfwd.optimizers import DecoupledWeightDecay

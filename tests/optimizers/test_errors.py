@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import MUON_HAS_TWO_DECAYS, make, model, tf_variable, values, variables
-from stacks import IS_KERAS_2
+from stack_marks import IS_KERAS_2
 
 from tfwd._keras import wrapped_optimizers
 from tfwd.optimizers import DecoupledWeightDecay

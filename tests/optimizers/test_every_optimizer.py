@@ -14,7 +14,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd import optimizers
 

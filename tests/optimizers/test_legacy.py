@@ -13,7 +13,7 @@ from tfwd.optimizers import (
 )
 
 tfa = pytest.importorskip("tensorflow_addons", reason="tensorflow-addons is on the other stack")
-from addons_table import (  # noqa: E402
+from addons_optimizers_table import (  # noqa: E402
     AVERAGES,
     RATE,
     D,

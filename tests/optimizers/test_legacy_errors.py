@@ -6,7 +6,7 @@ from optimizers_table import gradients, model, variables
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 
 tfa = pytest.importorskip("tensorflow_addons", reason="tensorflow-addons is on the other stack")
-from addons_table import D, LossScale, legacy  # noqa: E402
+from addons_optimizers_table import D, LossScale, legacy  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import extended, needs_keras3, quick_rows
+from stack_marks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 

@@ -18,7 +18,7 @@ from optimizers_table import (
     triggered_at,
     values,
 )
-from stacks import extended, quick_rows
+from stack_marks import extended, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizers_table import NAMES, make, tf_variable
-from stacks import extended, needs_keras3, quick_rows
+from stack_marks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.optimizers.addons import AdamW, extend_with_decoupled_weight_decay

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from divided_tables import with_slow_rest
 from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
-from stacks import extended, quick_rows
-from tables import with_slow_rest
+from stack_marks import extended, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 

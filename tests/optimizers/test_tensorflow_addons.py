@@ -10,7 +10,7 @@ from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers.addons import extend_with_decoupled_weight_decay
 
 tfa = pytest.importorskip("tensorflow_addons", reason="tensorflow-addons is on the other stack")
-from addons_table import (  # noqa: E402
+from addons_optimizers_table import (  # noqa: E402
     EVERY,
     INNER,
     RATE,

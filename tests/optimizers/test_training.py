@@ -15,7 +15,7 @@ from optimizers_table import (
     values,
     variables,
 )
-from stacks import IS_KERAS_2, extended, needs_keras3, quick_rows, rest
+from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows, rest
 
 from tfwd.optimizers import DecoupledWeightDecay
 

@@ -1,7 +1,7 @@
 """Fixture: a folder with a small file of weights."""
 
 import pytest
-from plan_tools import tensors_of
+from pretrained_plan_tools import tensors_of
 from safetensors.numpy import save_file
 
 

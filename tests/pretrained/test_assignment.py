@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from plan_tools import MAPPING, layers, model_of, rewrite, tensors_of
+from pretrained_plan_tools import MAPPING, layers, model_of, rewrite, tensors_of
 from safetensors.numpy import save_file
 
 import tfwd

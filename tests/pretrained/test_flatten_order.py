@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stacks import needs_keras3
+from stack_marks import needs_keras3
 
 import tfwd
 from tfwd.pretrained import Key, PlanError, load

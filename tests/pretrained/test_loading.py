@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd.layers import transformer
 from tfwd.path_patterns import PatternIndex

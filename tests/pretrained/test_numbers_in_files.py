@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from plan_tools import MAPPING, layers, model_of, refused, rewrite, tensors_of
+from pretrained_plan_tools import MAPPING, layers, model_of, refused, rewrite, tensors_of
 from safetensors.numpy import save_file
 
 from tfwd.pretrained import load, plan

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stacks import extended
-from training_tools import StopAfter
+from stack_marks import extended
+from training_loop_runs import StopAfter
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Score
 from tfwd.runs.program import Program
@@ -22,13 +22,13 @@ from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.config_keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
 from tfwd.runs.storage import trained_model
-from tfwd.runs.storage.files import write_file
-from tfwd.runs.storage.state import RunState
-from tfwd.runs.sweeps import tune
+from tfwd.runs.storage.file_access import write_file
+from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.sweeps import tune_command
 from tfwd.runs.sweeps.sweep import Sweep
-from tfwd.runs.training import train
+from tfwd.runs.training import train_command
 from tfwd.runs.training.optimizer import find_averaging, make_optimizer
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.tuning import Float
 
@@ -195,22 +195,22 @@ def configured(**training):
 
 
 def test_a_run_is_stopped_and_resumed(tmp_path, capsys):
-    whole = train.train(LINE, configured(), str(tmp_path / "whole"), StopRequest())
+    whole = train_command.train(LINE, configured(), str(tmp_path / "whole"), StopRequest())
     with pytest.raises(Stopped):
-        train.train(LINE, configured(), str(tmp_path / "again"), StopAfter(14))
+        train_command.train(LINE, configured(), str(tmp_path / "again"), StopAfter(14))
     capsys.readouterr()
-    again = train.train(LINE, configured(), str(tmp_path / "again"), StopRequest())
+    again = train_command.train(LINE, configured(), str(tmp_path / "again"), StopRequest())
     out = capsys.readouterr().out
     assert again == whole and again["step"] == 30
     assert "a line: 40 points for training, vocabulary of 1; model with 2 weights" in out
     assert "resuming from the checkpoint of step" in out and "  error: train " in out
-    assert train.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
+    assert train_command.train(LINE, configured(), str(tmp_path / "again"), StopRequest()) == whole
     found = trained_model.load(LINE, tmp_path / "again")
     assert found.vocabulary.names == ["y"] and found.progress["step"] == 30
     with pytest.raises(UserError, match=r"model\.noise is 0\.0 in the folder and 0\.5 now"):
         other = configured()
         other.model.noise, other.report.short = 0.5, False
-        train.train(LINE, other, str(tmp_path / "again"), StopRequest())
+        train_command.train(LINE, other, str(tmp_path / "again"), StopRequest())
 
 
 @extended
@@ -223,9 +223,9 @@ def test_a_sweep_over_its_keys(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("tfwd.runs.sweeps.sweep.load_sweep", lambda given, schema: sweep)
     flags = [f"--config={tmp_path / 'config.py'}", "--sweep=any", f"--workdir={tmp_path / 'sweep'}"]
     with pytest.raises(SystemExit) as ended:
-        app.run(
-            lambda values: tune.main(LINE, values),
-            tune.define,
+        command_runner.run(
+            lambda values: tune_command.main(LINE, values),
+            tune_command.define,
             "A sweep.",
             schema=SCHEMA,
             together=False,

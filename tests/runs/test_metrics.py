@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from stacks import extended
+from stack_marks import extended
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 

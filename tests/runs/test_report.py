@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd.finetune import confusion_plot
 from tfwd.lm.final_report import facts, table

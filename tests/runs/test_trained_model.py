@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from stacks import quick_rows
+from stack_marks import quick_rows
 
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sweep_tools
 import tensorflow as tf
-from stacks import SLOW_ON_KERAS_2, once, rest, soak
+from stack_marks import SLOW_ON_KERAS_2, once, rest, soak
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -19,7 +19,7 @@ from tfwd.lm.trainer import Trainer
 from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.storage.metrics import read_metrics
 from tfwd.runs.sweeps.trial import promote
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.tuning import stopwatch
 
 pytestmark = SLOW_ON_KERAS_2
@@ -170,7 +170,7 @@ def test_a_sweep_that_was_stopped_again_and_again_resumes(run, tmp_path, monkeyp
     for looks, done in ((0, 0), (20, 0), (45, 1)):
         StopAfter.looks = looks
         with monkeypatch.context() as patch:
-            patch.setattr("tfwd.runs.sweeps.tune.StopRequest", StopAfter)
+            patch.setattr("tfwd.runs.sweeps.tune_command.StopRequest", StopAfter)
             code, out, err = run()
         assert (code, err) == (130, "")
         states = [row["status"] for row in sweep_tools.table(tmp_path / "sweep")]

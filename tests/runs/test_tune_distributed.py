@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import SIGNAL_AT, finish
-from stacks import once
+from stack_marks import once
 from sweep_tools import SWEEP, tiny_flags
+from watched_processes import SIGNAL_AT, finish
 
-from tfwd.runs.workers.local import free_ports
+from tfwd.runs.workers.local_workers import free_ports
 
 pytestmark = [pytest.mark.slow, once]
 

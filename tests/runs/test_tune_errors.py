@@ -2,10 +2,10 @@
 
 import pytest
 import sweep_tools
-from stacks import SOAK_ON_KERAS_2, extended
+from stack_marks import SOAK_ON_KERAS_2, extended
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
 
 pytestmark = SOAK_ON_KERAS_2
 

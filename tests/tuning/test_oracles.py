@@ -8,7 +8,7 @@ import pytest
 
 from tfwd.tuning.fault_tolerant_oracle import LOSSES_ALLOWED
 from tfwd.tuning.oracles import METHODS, make_oracle
-from tfwd.tuning.space import Float, Int, hyperparameters
+from tfwd.tuning.search_space import Float, Int, hyperparameters
 
 SPACE = {"rate": Float(0, 0.3, step=0.1), "units": Int(1, 3)}
 

@@ -7,13 +7,13 @@ import sys
 import keras
 import numpy as np
 import pytest
-from stacks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
+from stack_marks import IS_KERAS_2, SLOW_ON_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd import _keras, tuning
 from tfwd import parametrizations as P
 from tfwd.tuning import chief_and_workers
-from tfwd.tuning.callbacks import FullState
+from tfwd.tuning.trial_callbacks import FullState
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -87,7 +87,7 @@ def test_rates_makes_what_parametrize_makes():
     dropout = {"hidden/kernel": tuning.Choice([0.5]), "out/kernel": 0.25}
     noise = {"hidden/kernel": tuning.Choice([0.1])}
     hypermodel = tuning.rates(lambda hp: make_model(), dropout, noise)
-    hp = tuning.space.keras_tuner.HyperParameters()
+    hp = tuning.search_space.keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
     assert set(hp.values) == {"dropout/hidden/kernel", "noise/hidden/kernel"}
     hidden = model.get_layer("hidden")  # the dropout around the noise
@@ -99,7 +99,7 @@ def test_rates_makes_what_parametrize_makes():
 
 def test_a_weight_that_two_patterns_match_has_noise_and_dropout():
     model = tuning.rates(make_model, {"kernel": 0.5}, {"hidden/kernel": 0.1}).build(
-        tuning.space.keras_tuner.HyperParameters()
+        tuning.search_space.keras_tuner.HyperParameters()
     )
     hidden = model.get_layer("hidden")
     (effective,) = hidden.effective_weights(0).values()
@@ -147,7 +147,9 @@ def test_rates_of_a_subclassed_model_trains():
         model.compile("sgd", "mse")
         return model
 
-    model = tuning.rates(make, {"kernel": 0.5}).build(tuning.space.keras_tuner.HyperParameters())
+    model = tuning.rates(make, {"kernel": 0.5}).build(
+        tuning.search_space.keras_tuner.HyperParameters()
+    )
     assert _keras.training.is_compiled(model)
     model.fit(X[:, 0], Y, verbose=0)
 
@@ -161,7 +163,7 @@ def test_errors_of_rates():
     plain = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     hypermodel = tuning.rates(lambda: plain, {"kernel": 0.5})
     with pytest.raises(ValueError, match="must make a compiled Keras model"):
-        hypermodel.build(tuning.space.keras_tuner.HyperParameters())
+        hypermodel.build(tuning.search_space.keras_tuner.HyperParameters())
 
 
 def make_averaged():

@@ -5,5 +5,5 @@
 - `stateless_call`: a layer's call on other values of its variables.
 - `tentative_assignments`: assignments that can be undone.
 - `cached_constants` and `delayed_seeds`: constants and seeds of these functions in a graph.
-- `graphs`: TensorFlow's private names.
+- `private_graph_apis`: TensorFlow's private names.
 """

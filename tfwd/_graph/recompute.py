@@ -38,7 +38,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import training_flag
-from tfwd._graph import delayed_seeds, graphs, saved_tensors
+from tfwd._graph import delayed_seeds, private_graph_apis, saved_tensors
 from tfwd._graph.custom_gradient import custom_gradient
 
 Tensors = list[tf.Tensor]
@@ -112,7 +112,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
         saved_tensors.delay_to_use(early, weights)
         watched = [value for value in values if _differentiable(value)]
         # Outer tensors that the function uses have gradients too.
-        others = graphs.taken(outputs, [*values, *early, *weights], start)
+        others = private_graph_apis.taken(outputs, [*values, *early, *weights], start)
 
         def backward(*upstream: Any) -> list:
             pairs = [
@@ -132,7 +132,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
                     again = draw(training, values, late)
                 with saved_tensors.replaced(weights, again):
                     sources = [*weights, *watched, *others]
-                    gradients = graphs.gradients(targets, sources, upstream)
+                    gradients = private_graph_apis.gradients(targets, sources, upstream)
                 of_weights = [_dense(gradient) for gradient in gradients[: len(weights)]]
                 direct = gradients[len(weights) :]
                 saved_tensors.delay(late, of_weights)

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> 
         [[2.0], [3.0]]
     """
     copies = _Copies(chosen, replacements)
-    with graphs.captures_from(tf.compat.v1.get_default_graph(), copies.find):
+    with private_graph_apis.captures_from(tf.compat.v1.get_default_graph(), copies.find):
         yield
 
 
@@ -114,7 +114,7 @@ def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
     if operation.type == "IdentityN":  # the result of a function with a custom gradient
         return [operation.inputs[tensor.value_index]]
     if operation.type in _LOOPS:  # a loop also returns unchanged tensors, which its gradient uses
-        unchanged = graphs.is_loop_invariant(operation, tensor.value_index)
+        unchanged = private_graph_apis.is_loop_invariant(operation, tensor.value_index)
         return [operation.inputs[tensor.value_index]] if unchanged else []
     if operation.op_def.is_stateful or operation.control_inputs or _calls_functions(operation):
         return []
@@ -163,7 +163,7 @@ def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None])
     """
     for tensor, other in zip(operations_of, until, strict=True):
         if other is not None and not _depends(other, tensor.op):
-            graphs.add_control_input(tensor.op, other.op)
+            private_graph_apis.add_control_input(tensor.op, other.op)
 
 
 def _depends(tensor: tf.Tensor, operation: tf.Operation) -> bool:

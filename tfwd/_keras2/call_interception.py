@@ -28,8 +28,8 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.layers import NoAutographLayer, all_layers
 from tfwd._keras2.variables import Substitution, present_scope, tf_variable
-from tfwd._keras_shared import interception, substitution_scopes
-from tfwd._keras_shared.interception import Handler, patched
+from tfwd._keras_shared import method_replacement, substitution_scopes
+from tfwd._keras_shared.method_replacement import Handler, patched
 
 _METHODS = ("random_normal", "random_uniform", "truncated_normal", "dropout")
 
@@ -147,7 +147,7 @@ def intercepted(
         classes: Classes. Those that do not define `call` are ignored.
         handler: Function that is called in place of `call`. It gets the original.
     """
-    return interception.intercepted(classes, handler, _asking)
+    return method_replacement.intercepted(classes, handler, _asking)
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
         own = functools.partial(original, self)
         if not tf.executing_eagerly() and not isinstance(self, NoAutographLayer):
             own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
-        return interception.ask(cls, self, own, args, kwargs)
+        return method_replacement.ask(cls, self, own, args, kwargs)
 
     return call
 

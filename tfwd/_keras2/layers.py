@@ -18,9 +18,9 @@ from keras.src.mixed_precision import autocast_variable
 from keras.src.utils import generic_utils, layer_utils
 
 from tfwd._keras2.variables import Substitution
-from tfwd._keras_shared.graphs import Graph
-from tfwd._keras_shared.interception import named_after
 from tfwd._keras_shared.keras_own_code import is_of_keras
+from tfwd._keras_shared.method_replacement import named_after
+from tfwd._keras_shared.model_graph import Graph
 
 KerasTensor: Any = keras_tensor.KerasTensor
 Datasets: Any = keras.utils.Sequence

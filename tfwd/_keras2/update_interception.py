@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
-from tfwd._keras_shared.interception import swapped
 from tfwd._keras_shared.keras_own_code import is_of_keras
+from tfwd._keras_shared.method_replacement import swapped
 from tfwd._keras_shared.optimizer_holder import OptimizerHolder
 
 # A step takes the optimizer, its own update method, gradient, variable and learning rate.

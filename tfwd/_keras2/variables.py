@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras.src.mixed_precision import autocast_variable
 from keras.src.mixed_precision.autocast_variable import AutoCastVariable
 
-from tfwd._keras_shared.interception import Patch, patched
+from tfwd._keras_shared.method_replacement import Patch, patched
 from tfwd._keras_shared.substitution_scopes import Scope
 
 Base = keras.layers.Layer

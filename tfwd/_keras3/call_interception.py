@@ -18,8 +18,8 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 
 from tfwd._keras3.variables import Substitution, value
-from tfwd._keras_shared import interception, substitution_scopes
-from tfwd._keras_shared.interception import Handler
+from tfwd._keras_shared import method_replacement, substitution_scopes
+from tfwd._keras_shared.method_replacement import Handler
 
 _FUSED = ("_can_attempt_fused_lstm", "_can_attempt_fused_gru")
 
@@ -36,13 +36,13 @@ def intercepted(
     # A fused pass through both directions of a Bidirectional would not call the two layers.
     both: Any = keras.layers.Bidirectional
     fused = [(both, name, _refusing) for name in _FUSED if hasattr(both, name)]
-    return interception.intercepted(classes, handler, _asking, fused)
+    return method_replacement.intercepted(classes, handler, _asking, fused)
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        return interception.ask(cls, self, functools.partial(original, self), args, kwargs)
+        return method_replacement.ask(cls, self, functools.partial(original, self), args, kwargs)
 
     return call
 
@@ -50,7 +50,7 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
 def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def attempt(self: keras.Layer, *args: Any, **kwargs: Any) -> bool:
-        return interception.present_handler() is None and original(self, *args, **kwargs)
+        return method_replacement.present_handler() is None and original(self, *args, **kwargs)
 
     return attempt
 

@@ -20,9 +20,9 @@ import tensorflow as tf
 from keras.src.backend.common import global_state as _global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tfwd._keras_shared.graphs import Graph
-from tfwd._keras_shared.interception import named_after
 from tfwd._keras_shared.keras_own_code import is_of_keras
+from tfwd._keras_shared.method_replacement import named_after
+from tfwd._keras_shared.model_graph import Graph
 
 _SCOPE = "stateless_scope"
 

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
-from tfwd._keras_shared.interception import swapped
 from tfwd._keras_shared.keras_own_code import is_of_keras
+from tfwd._keras_shared.method_replacement import swapped
 
 # A step takes the optimizer, its own update_step, gradient, variable and learning rate.
 Step = Callable[[Any, Callable[..., None], Any, tf.Variable, Any], None]

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd import dtypes
-from tfwd._graph import delayed_seeds, graphs
+from tfwd._graph import delayed_seeds, private_graph_apis
 from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._random import masks_and_normals, xxh32
@@ -82,7 +82,7 @@ def dropout(
             tensor, _of_rows(masks_and_normals.small_mask(shape, keep, seed), rows), keep
         )
     keep = tf.cast(keep_probability(rate), tf.float32)
-    if graphs.in_branch():
+    if private_graph_apis.in_branch():
         return _run(_dropout, tensor, tf.stop_gradient(keep), seed, rows, noise_shape)
 
     return _linear(tensor, keep, seed, rows, noise_shape)
@@ -125,7 +125,7 @@ def mix(
         result = tf.cast(moved, tensor.dtype)
         return result if isinstance(keep, float) else tf.where(keep >= 1.0, tensor, result)
     keep = tf.cast(keep_probability(rate), tf.float32)
-    if graphs.in_branch():
+    if private_graph_apis.in_branch():
         return _run(_mix, tensor, tf.stop_gradient(keep), seed, rows, noise_shape, reference)
 
     @custom_gradient
@@ -175,7 +175,7 @@ def noise(
         # Adding 0.0 would turn -0.0 into 0.0.
         return tf.where(tf.cast(stddev, wide) <= 0, tensor, noisy)
     stddev = tf.cast(stddev, wide)
-    if graphs.in_branch():
+    if private_graph_apis.in_branch():
         return _run(_noise, tensor, tf.stop_gradient(stddev), seed, rows, None)
 
     @custom_gradient
@@ -321,7 +321,7 @@ def _run(
         flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
         flat = _compiled[function](flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
-    if rows is not None or shape is not None or graphs.in_branch():
+    if rows is not None or shape is not None or private_graph_apis.in_branch():
         return function(tensor, number, seed, rows, shape, *others)
     dtypes = [entries.dtype for entries in (tensor, *others)]
     result = _traced(function, number.dtype, *dtypes)(number, seed, tensor, *others)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfwd import dtypes
-from tfwd._graph import delayed_seeds, graphs
+from tfwd._graph import delayed_seeds, private_graph_apis
 from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._random import dropout_and_noise, masks_and_normals, philox, xxh32
@@ -114,7 +114,7 @@ def product(
         True
     """
     keep = tf.cast(masks_and_normals.keep_probability(rate), tf.float32)
-    if graphs.in_branch() or graphs.is_saving():
+    if private_graph_apis.in_branch() or private_graph_apis.is_saving():
         seeds = example_seeds(seed, _size(x, 0))
         return _einsum(letters, x, _drop(weight, keep, seeds))
 
@@ -126,7 +126,7 @@ def product(
             return *_run(_pull, letters, x, weight, upstream, keep, late), None, None
 
         (early,) = delayed_seeds.seeds_after([seed], [x])
-        with graphs.unrecorded():
+        with private_graph_apis.unrecorded():
             return _run(_multiply, letters, x, weight, keep, early), backward
 
     return multiplied(x, weight, keep, seed)

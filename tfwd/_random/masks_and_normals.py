@@ -23,8 +23,8 @@ LEVELS = 1 << 16
 # A draw is small if it has fewer entries than this (256 kB of float32). Then a training step is
 # faster if one operation draws the mask and the effective weight is stored for backward. Compared
 # with the compiled loop and a second draw it takes 0.5 of the time at 32,761 entries, 0.8 at
-# 65,536, and 1.15 at 262,144 (benchmarks/small_weights.py). Compilation also takes 0.1 s or more
-# per size.
+# 65,536, and 1.15 at 262,144 (benchmarks/small_weight_thresholds.py). Compilation also takes 0.1 s
+# or more per size.
 SMALL = 1 << 16
 
 

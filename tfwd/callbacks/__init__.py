@@ -5,6 +5,6 @@
 """
 
 from tfwd.callbacks.finite_check import FiniteCheck
-from tfwd.callbacks.gradients import GradientSquaredMean
+from tfwd.callbacks.gradient_squared_mean import GradientSquaredMean
 
 __all__ = ["FiniteCheck", "GradientSquaredMean"]

@@ -23,7 +23,7 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layer_patterns import Patterns
-from tfwd.numerics.log import Log, check_plot
+from tfwd.numerics.log_files import Log, check_plot
 from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.optional_packages import require
 

@@ -13,9 +13,9 @@ from tfwd.finetune.evaluation import Evaluation
 from tfwd.finetune.scores import LOSS
 from tfwd.finetune.trainer import Trainer
 from tfwd.runs.errors import as_user_error
-from tfwd.runs.storage.files import write_file
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.learning_curves import number_text
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.report_parts import (
     complete,

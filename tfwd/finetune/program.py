@@ -12,11 +12,11 @@ from tfwd.finetune.data.corpus import Corpus, read_corpus
 from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.scores import LOSS
 from tfwd.runs.program import Program
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.storage.trained_model import TrainedModel
 from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.runs.workers.workers import Workers
 

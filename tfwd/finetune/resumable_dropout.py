@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd._random import batch_rows
+from tfwd._random import global_batch_rows
 from tfwd.layers._substitution import call_scopes
 from tfwd.layers._substitution.seed_stream import SeedStream
 
@@ -45,7 +45,7 @@ class Dropout(keras.layers.Layer):
         call_scopes.check_not_recomputed(self.name)
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
-        part = batch_rows.current()
+        part = global_batch_rows.current()
         if part is not None:
             shape = tf.concat([[tf.cast(part.total, tf.int32)], shape[1:]], 0)
         drawn = tf.random.stateless_uniform(shape, seed, dtype=tf.float32)

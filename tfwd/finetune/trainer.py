@@ -10,21 +10,21 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfwd.finetune import published
+from tfwd.finetune import pretrained_folder
 from tfwd.finetune.data import batches
 from tfwd.finetune.data.corpus import Corpus
 from tfwd.finetune.evaluation import Evaluation, Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model, reinitialize
 from tfwd.finetune.scores import LOSS
-from tfwd.finetune.step import make_step
+from tfwd.finetune.training_step import make_step
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers._updates.decay_rules import DecayRow, DecayTable
-from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_folder import RunFolder
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
-from tfwd.runs.workers.agreement import check_batch_size
+from tfwd.runs.training.stop_signals import StopRequest
+from tfwd.runs.workers.settings_agreement import check_batch_size
 from tfwd.runs.workers.workers import Workers
 
 
@@ -62,7 +62,7 @@ class Trainer(trainer.Trainer):
         model = make_model(config, vocabulary)
         if not folder.checkpoints.steps():
             encoder = classifier_of(model).encoder
-            missing = published.load_weights(encoder, config.model.pretrained)
+            missing = pretrained_folder.load_weights(encoder, config.model.pretrained)
             reinitialize(model, config.model.reinitialize_layers, missing, config.seed)
         state = RunState([], config.optimizer.learning_rate)
         step = make_step(config, model, state, len(self._sizes), workers)

@@ -5,22 +5,22 @@
 
 Modules:
 
-- `compute` has the public function. `batch_moments` computes a batch and its chunks.
-- `record` is the forward pass that records every use of a weight.
+- `compute_moments` has the public function. `batch_moments` computes a batch and its chunks.
+- `recorded_pass` is the forward pass that records every use of a weight.
 - `rules` has the rules of layers. `rule` registers a custom one.
 - `gradient_forms`, `embedding_gradients` and `shared_weights` do the arithmetic.
 - `example_by_example` computes weights without a rule.
 - `independence` tries a model on a few examples.
 """
 
-from tfwd.gradients.compute import Moments, moments
+from tfwd.gradients.compute_moments import Moments, moments
 from tfwd.gradients.embedding_gradients import Rows
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 
 # Importing a module of rules registers them.
 from tfwd.gradients.rules import (  # noqa: F401
-    conv,
+    convolution,
     dense,
     embedding,
     gru,

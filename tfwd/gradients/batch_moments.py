@@ -9,13 +9,13 @@ from tfwd import _keras
 from tfwd._graph import stateless_call
 from tfwd.dtypes import at_least_float32, wide
 from tfwd.gradients import example_by_example
+from tfwd.gradients.batch_data import Data
 from tfwd.gradients.block_sums import sum_over_blocks
-from tfwd.gradients.data import Data
+from tfwd.gradients.effective_weights import Perturbations
+from tfwd.gradients.example_losses import Losses
 from tfwd.gradients.gradient_forms import Scale, scaled
-from tfwd.gradients.independence import independence
-from tfwd.gradients.losses import Losses
-from tfwd.gradients.perturbations import Perturbations
-from tfwd.gradients.record import Pass
+from tfwd.gradients.independence import independence_report
+from tfwd.gradients.recorded_pass import Pass
 from tfwd.gradients.shared_weights import Scaled, sums, total
 
 
@@ -36,7 +36,7 @@ class BatchMoments:
         losses: Losses,
         data: Data,
         training: bool,
-        report: independence.IndependenceReport,
+        report: independence_report.IndependenceReport,
     ) -> None:
         self.model, self.losses, self.data = model, losses, data
         self.training, self.batch = training, data.size

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.block_sums import sum_over_blocks
 
@@ -59,7 +59,10 @@ def one_by_one(
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         found = gradients(index)
-        if any(n.op in FAILING for n in graphs.nodes(graph, graph.get_operations()[before:])):
+        if any(
+            n.op in FAILING
+            for n in private_graph_apis.nodes(graph, graph.get_operations()[before:])
+        ):
             raise NotImplementedError("the result of vectorized_map fails when it runs")
         return found
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd.gradients.compute import Moments
+from tfwd.gradients.compute_moments import Moments
 
 Record = dict[str, Any]
 

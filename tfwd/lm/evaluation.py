@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm.data import stream
+from tfwd.lm.data import text_windows
 from tfwd.lm.losses import perplexity, token_nats
 from tfwd.lm.model import LanguageModel
 from tfwd.runs.workers.workers import Workers
@@ -86,8 +86,8 @@ class Evaluator:
             for tensor in pair:
                 tensor.assign(tf.zeros_like(tensor))
         self._nats.assign(0)
-        lengths = stream.window_lengths(columns.shape[1] - 1, window, random=False)
-        for inputs, targets in stream.windows(columns, lengths):
+        lengths = text_windows.window_lengths(columns.shape[1] - 1, window, random=False)
+        for inputs, targets in text_windows.windows(columns, lengths):
             self.function(inputs, targets)
             if stop():
                 return True
@@ -134,7 +134,7 @@ def evaluate(
     >>> round(evaluate(model, np.arange(10) % 5, batch_size=2, window=3).perplexity, 6)
     5.0
     """
-    columns = stream.columns(ids, batch_size, what=what)
+    columns = text_windows.columns(ids, batch_size, what=what)
     evaluation = Evaluator(model, batch_size, workers)(columns, window)
     assert evaluation is not None
     return evaluation

@@ -12,9 +12,9 @@ from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.sampling import generate
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import write_file
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.learning_curves import number_text
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.report_parts import (
     complete,

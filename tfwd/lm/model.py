@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
-from tfwd.lm import blocks
+from tfwd.lm import regularized_layers
 from tfwd.lm.config import KEYS
 from tfwd.runs.training import seed_sequence
 
@@ -122,16 +122,18 @@ class LanguageModel(keras.Model):
         self.hidden_units = hidden_units
         seeds = seed_sequence.seeds(seed)
         shared = {"dtype": self.dtype_policy}
-        self.embedding = blocks.embedding(vocabulary_size, embedding_dim, seeds, options, **shared)
+        self.embedding = regularized_layers.embedding(
+            vocabulary_size, embedding_dim, seeds, options, **shared
+        )
 
         def locked(option: str, name: str) -> keras.layers.Layer | None:
-            return blocks.locked(options[option], seeds, name=name, **shared)
+            return regularized_layers.locked(options[option], seeds, name=name, **shared)
 
         # One attribute per layer, and no list of layers: tf.train.Checkpoint follows the attributes
         # of a Keras model. It would silently omit layers in a list.
         self.input_dropout = locked("input_dropout", "input_dropout")
         for number, units in enumerate(hidden_units, 1):
-            lstm = blocks.lstm(units, seeds, options, name=f"lstm_{number}", **shared)
+            lstm = regularized_layers.lstm(units, seeds, options, name=f"lstm_{number}", **shared)
             setattr(self, f"lstm_{number}", lstm)
             if number < len(hidden_units):
                 name = f"hidden_dropout_{number}"
@@ -142,7 +144,7 @@ class LanguageModel(keras.Model):
         else:
             self.decoder = keras.layers.Dense(
                 vocabulary_size,
-                kernel_initializer=blocks.uniform(options["init_scale"], seeds),
+                kernel_initializer=regularized_layers.uniform(options["init_scale"], seeds),
                 name="decoder",
                 **shared,
             )

@@ -13,11 +13,11 @@ from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.storage.trained_model import TrainedModel
 from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.runs.workers.workers import Workers
 

@@ -7,6 +7,6 @@ def get_sweep():
 """
 
 from tfwd.runs.sweeps.sweep import Sweep
-from tfwd.tuning.space import Boolean, Choice, Float, Int
+from tfwd.tuning.search_space import Boolean, Choice, Float, Int
 
 __all__ = ["Boolean", "Choice", "Float", "Int", "Sweep"]

@@ -9,18 +9,18 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from tfwd.lm.data import stream
+from tfwd.lm.data import text_windows
 from tfwd.lm.evaluation import Evaluation, Evaluator
-from tfwd.lm.gradients import GradientMeter
+from tfwd.lm.gradient_moments import GradientMeter
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.model import make_model
-from tfwd.lm.step import make_step
-from tfwd.runs.storage.folder import RunFolder
-from tfwd.runs.storage.state import RunState, fingerprint
+from tfwd.lm.training_step import make_step
+from tfwd.runs.storage.run_folder import RunFolder
+from tfwd.runs.storage.run_state import RunState, fingerprint
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
-from tfwd.runs.workers.agreement import check_batch_size
+from tfwd.runs.training.stop_signals import StopRequest
+from tfwd.runs.workers.settings_agreement import check_batch_size
 from tfwd.runs.workers.workers import Workers
 
 
@@ -52,11 +52,11 @@ class Trainer(trainer.Trainer):
     ):
         data = config.data
         check_batch_size("data.batch_size", data.batch_size, workers)
-        self._train = stream.columns(
+        self._train = text_windows.columns(
             texts["train"], data.batch_size, window=data.window, what="the training text"
         )
         self._evaluated = {
-            name: stream.columns(ids, data.eval_batch_size, what=f"the {name} text")
+            name: text_windows.columns(ids, data.eval_batch_size, what=f"the {name} text")
             for name, ids in texts.items()
         }
         model = make_model(config, vocabulary_size)
@@ -70,7 +70,7 @@ class Trainer(trainer.Trainer):
 
     def epoch_sizes(self, epoch: int) -> np.ndarray:
         data = self.config.data
-        self._lengths = stream.window_lengths(
+        self._lengths = text_windows.window_lengths(
             self._train.shape[1] - 1,
             data.window,
             random=data.random_windows,
@@ -80,7 +80,7 @@ class Trainer(trainer.Trainer):
         return self._lengths * data.batch_size
 
     def epoch_batches(self, first: int) -> Iterator[tuple[tf.Tensor, ...]]:
-        yield from stream.windows(self._train, self._lengths, first=first)
+        yield from text_windows.windows(self._train, self._lengths, first=first)
 
     def measure(self, *batch: tf.Tensor) -> dict[str, Any] | None:
         due = self._gradients and self.progress.step % self.config.gradients.every == 0

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd.monte_carlo.batches import batches_of, positive
+from tfwd.monte_carlo.input_batches import batches_of, positive
+from tfwd.monte_carlo.mean_and_deviation import Sums, concatenated, dense
 from tfwd.monte_carlo.model_function import Sampled
-from tfwd.monte_carlo.sums import Sums, concatenated, dense
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer, parametrized_layers
 
 # The counters of a model belong to the whole process.

@@ -16,9 +16,9 @@ from tfwd.runs.interfaces import Data, Score
 from tfwd.runs.settings.config import Schema
 
 if TYPE_CHECKING:
-    from tfwd.runs.storage.folder import RunFolder
+    from tfwd.runs.storage.run_folder import RunFolder
     from tfwd.runs.training.display import Display
-    from tfwd.runs.training.signals import StopRequest
+    from tfwd.runs.training.stop_signals import StopRequest
     from tfwd.runs.training.trainer import Trainer
     from tfwd.runs.workers.workers import Workers
 

@@ -9,9 +9,9 @@
     tuner.search(x, y, validation_data=(x_valid, y_valid), epochs=5)
 
 keras-tuner does the search, the bookkeeping and the distribution. This package declares a space
-(`space`) and the model (`rates_hypermodel`). It also makes a sweep survive stops, crashes and lost
-machines (`fault_tolerant_oracle`, `fault_tolerant_tuner`, `chief_and_workers`). `import tfwd` does
-not import this package, because keras-tuner is an extra.
+(`search_space`) and the model (`rates_hypermodel`). It also makes a sweep survive stops, crashes
+and lost machines (`fault_tolerant_oracle`, `fault_tolerant_tuner`, `chief_and_workers`). `import
+tfwd` does not import this package, because keras-tuner is an extra.
 """
 
 try:
@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tfwd.tuning.rates_hypermodel import rates
-from tfwd.tuning.space import Boolean, Choice, Float, Int
+from tfwd.tuning.search_space import Boolean, Choice, Float, Int
 from tfwd.tuning.sweep_tuner import tuner
 
 __all__ = ["Boolean", "Choice", "Float", "Int", "rates", "tuner"]

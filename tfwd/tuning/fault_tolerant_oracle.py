@@ -23,7 +23,7 @@ import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from tfwd.tuning import search_record
-from tfwd.tuning.space import hp_text
+from tfwd.tuning.search_space import hp_text
 from tfwd.tuning.trial_watcher import Watcher
 
 LOSSES_ALLOWED = 3

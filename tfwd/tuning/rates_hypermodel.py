@@ -12,7 +12,7 @@ import keras_tuner
 from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.parametrized_model import parametrize
-from tfwd.tuning.space import Choice, Float, Int, Spec
+from tfwd.tuning.search_space import Choice, Float, Int, Spec
 
 
 def rates(

@@ -21,13 +21,13 @@ from keras_tuner.errors import FailedTrialError
 
 from tfwd import _keras
 from tfwd.tuning import search_record, stopwatch
-from tfwd.tuning.callbacks import FullState, HasObjective
 from tfwd.tuning.chief_and_workers import ALONE, WORKER, role
-from tfwd.tuning.failures import reason
 from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.progress_reporter import TrialReporter
-from tfwd.tuning.promotion import promote
+from tfwd.tuning.trial_callbacks import FullState, HasObjective
+from tfwd.tuning.trial_failures import reason
+from tfwd.tuning.trial_promotion import promote
 
 
 def tuner(

@@ -4,7 +4,7 @@ An `InPlace` (`parametrization_in_place`) has the parametrizations of one target
 target that has or contains a parametrized weight gets a hook (`method_hooks`) in place of its
 `call`, and a `Link` in it (`layer_call`). `installation` adds and removes them.
 
-In training, the outermost hooked layer takes a call number (`present_calls`). All weights of this
+In training, the outermost hooked layer takes a call number (`running_calls`). All weights of this
 call use this number, whichever layer reads them and however often. So a layer that a loop calls at
 each time step has one mask for all time steps.
 

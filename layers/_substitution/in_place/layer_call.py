@@ -10,15 +10,15 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd.layers._substitution import (
     call_scopes,
     method_hooks,
     per_example_call,
     recurrent_call,
-    unsupported_reads,
+    unsupported_weight_reads,
 )
-from tfwd.layers._substitution.in_place import present_calls
+from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin, _CallCache
 from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
@@ -45,7 +45,7 @@ class Link(WeightPerturbationMixin):
         self.substituted = frozenset(id(target.variable) for target, _ in targeted)
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
-            unsupported_reads.check_normalized(layer, names)
+            unsupported_weight_reads.check_normalized(layer, names)
             per_example_call.check(layer, targeted)
 
     @property
@@ -56,7 +56,7 @@ class Link(WeightPerturbationMixin):
     @property
     def calls(self) -> int | tf.Tensor:
         """Number of the present call."""
-        number = tf.raw_ops.Unpack(value=present_calls.by_owner()[self.in_place].state, num=2)[1]
+        number = tf.raw_ops.Unpack(value=running_calls.by_owner()[self.in_place].state, num=2)[1]
         return int(number) if tf.executing_eagerly() else number
 
     def effective_weights(
@@ -108,9 +108,13 @@ class Link(WeightPerturbationMixin):
             flag, function = True, functools.partial(_in_training, function)
         acting = True if call_scopes.is_sampling() else flag
         is_raw = acting is False and owner.is_stochastic
-        if is_raw or (graphs.is_saving() and acting is not False) or _keras.layers.is_symbolic():
+        if (
+            is_raw
+            or (private_graph_apis.is_saving() and acting is not False)
+            or _keras.layers.is_symbolic()
+        ):
             return self._passed_on(owner, flag, function, args, kwargs)
-        present = present_calls.by_owner().get(owner)
+        present = running_calls.by_owner().get(owner)
         if present is not None and present.state is None:
             return function(*args, **kwargs)
         if present is not None:
@@ -128,15 +132,15 @@ class Link(WeightPerturbationMixin):
         made_for = self._call_cache.made_for
         if key not in made_for and _keras.layers.awaits_call(self.layer):
             made_for.add(key)
-            with present_calls.restored(
-                {**present_calls.by_owner(), self.in_place: present_calls.NO_CALL}
+            with running_calls.restored(
+                {**running_calls.by_owner(), self.in_place: running_calls.NO_CALL}
             ):
                 _keras.layers.build_by_call(self.layer, args, kwargs)
         made_for.add(key)
 
-    def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, present_calls.Present]:
+    def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, running_calls.RunningCall]:
         """Takes call numbers for parametrizations of layers inside, before the call is traced."""
-        present = {*present_calls.by_owner(), self.in_place}
+        present = {*running_calls.by_owner(), self.in_place}
         layers = _keras.layers.all_layers(self.layer)[1:]
         owners = [one for inner in layers for one in around(inner) if one not in present]
         return {one: one.begin(one.target, training) for one in dict.fromkeys(owners)}
@@ -149,15 +153,15 @@ class Link(WeightPerturbationMixin):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
-        calls = present_calls.by_owner()
+        calls = running_calls.by_owner()
         if owner in calls:
             calls = {**calls, owner: calls[owner]._replace(training=flag)}
-        with present_calls.restored(calls):
+        with running_calls.restored(calls):
             return function(*args, **kwargs)
 
     def _run(
         self,
-        present: present_calls.Present,
+        present: running_calls.RunningCall,
         flag: bool | tf.Tensor,
         function: Callable[..., Any],
         args: tuple,
@@ -172,7 +176,7 @@ class Link(WeightPerturbationMixin):
             args: Positional arguments.
             kwargs: Keyword arguments, without the training flag.
         """
-        outer = present_calls.by_owner()
+        outer = running_calls.by_owner()
         covered = present.covered | self.substituted
         acting = True if call_scopes.is_sampling() else flag
         layer = self.layer
@@ -190,15 +194,15 @@ class Link(WeightPerturbationMixin):
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
             sampled = call_scopes.is_sampling()
             now = inner[self.in_place]._replace(training=True if sampled else training)
-            with present_calls.restored({**inner, self.in_place: now}):
+            with running_calls.restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
 
         call = functools.partial(within, plain)
         if self.substituted <= present.covered:
             return call(*args, training=flag, **kwargs)
-        replay = present_calls.replay()
+        replay = running_calls.replay()
         if replay is not None and flag is True:
-            with present_calls.restored(self._preparing(inner)):
+            with running_calls.restored(self._preparing(inner)):
                 return replay.call(self, functools.partial(call, *args, **kwargs, training=True))
         used = call
         if self._calls_subject() and recurrent_call.is_plain(layer):
@@ -209,12 +213,12 @@ class Link(WeightPerturbationMixin):
             used = call = functools.partial(within, product)
         if acting is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
-        with present_calls.restored(self._preparing(inner)):
+        with running_calls.restored(self._preparing(inner)):
             return self._perturbed_call(used, args, kwargs, flag, call)
 
     def _preparing(
-        self, calls: dict[InPlace, present_calls.Present]
-    ) -> dict[InPlace, present_calls.Present]:
+        self, calls: dict[InPlace, running_calls.RunningCall]
+    ) -> dict[InPlace, running_calls.RunningCall]:
         """Returns the present calls for reads before the layer's call, which need raw values.
 
         Each link of the layer, this one and earlier ones, computes its own weights in the call.
@@ -245,11 +249,11 @@ class _PresentDraws:
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
         """Returns the number of the present call, which its outermost layer has counted."""
-        return present_calls.by_owner()[self._owner].state
+        return running_calls.by_owner()[self._owner].state
 
     def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
         """Returns the seeds of the weights at some positions."""
-        present = present_calls.by_owner()[self._owner].seeds
+        present = running_calls.by_owner()[self._owner].seeds
         return [present[position] for position in positions]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfwd import _keras, training_flag
 from tfwd.layers._substitution import call_scopes, method_hooks, per_example_call
-from tfwd.layers._substitution.in_place import present_calls
+from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.weight_perturbation import owned_parametrizations
@@ -68,15 +68,15 @@ class InPlace:
     def calls(self) -> int | tf.Tensor:
         return self.draws.calls
 
-    def begin(self, layer: keras.Layer, training: bool | tf.Tensor) -> present_calls.Present:
+    def begin(self, layer: keras.Layer, training: bool | tf.Tensor) -> running_calls.RunningCall:
         """Takes a call number for an outermost call of a layer."""
         if training is not False:
             if self.draws_at_all:
                 call_scopes.check_not_recomputed(layer.name)
             if self.references is not None:
-                with present_calls.restored({}):  # reads raw weights
+                with running_calls.restored({}):  # reads raw weights
                     self.references.copy_due(training)
-        replay = present_calls.replay()
+        replay = running_calls.replay()
         if training is False:
             state = tf.zeros([2], tf.int64)
         elif replay is None:
@@ -85,7 +85,7 @@ class InPlace:
             state = replay.state(self, lambda: self.draws.next(training))
         positions = [target.position for target, _ in self.targeted]
         seeds = self.draws.seeds_of(state, positions)
-        return present_calls.Present(
+        return running_calls.RunningCall(
             state, dict(zip(positions, seeds, strict=True)), training, frozenset(), {}
         )
 
@@ -102,8 +102,8 @@ class InPlace:
 
     def effective(self, variable: keras.Variable) -> tf.Tensor | None:
         """Returns what a container reads of a variable, or None for the variable's own value."""
-        chains: list[tuple[InPlace, present_calls.Present, Target, Parametrization]] = []
-        calls = present_calls.by_owner()
+        chains: list[tuple[InPlace, running_calls.RunningCall, Target, Parametrization]] = []
+        calls = running_calls.by_owner()
         for one, present in reversed(calls.items()):
             found = one.by_id.get(id(variable))
             if found is None or id(variable) in present.covered:
@@ -122,7 +122,7 @@ class InPlace:
             one: present._replace(covered=present.covered | {id(variable)})
             for one, present in calls.items()
         }
-        with present_calls.restored(covered):
+        with running_calls.restored(covered):
             raw = _keras.variables.value(variable)
 
         def computed(training: bool) -> tf.Tensor:
@@ -135,7 +135,7 @@ class InPlace:
 
     def bound(
         self,
-        present: present_calls.Present,
+        present: running_calls.RunningCall,
         target: Target,
         parametrization: Parametrization,
         training: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfwd.layers.transformer.formats.families import Family
+from tfwd.layers.transformer.formats.encoder_families import Family
 from tfwd.pretrained import Key
 
 

@@ -2,12 +2,12 @@
 
 import collections
 
-import encoders_by_hand as by_hand
 import keras
 import numpy as np
+import numpy_encoders as by_hand
 import pytest
 import tensorflow as tf
-from stacks import extended, quick_rows
+from stack_marks import extended, quick_rows
 
 import tfwd
 from tfwd import _keras, parametrizations

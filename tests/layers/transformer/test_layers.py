@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from scipy import special
-from stacks import extended
+from stack_marks import extended
 
 import tfwd
 from tfwd import _keras, gradients, optimizers, parametrizations

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel, named_weights
-from tfwd.runs.storage import weights
+from tfwd.runs.storage import weight_files
 
 IDS = [[1, 2, 3], [4, 0, 6]]
 CASES = {
@@ -32,7 +32,7 @@ def main() -> None:
         model, stem = make(case), f"keras{_keras.GENERATION}-{case}"
         for variable in model.trainable_variables:
             variable.assign(random.normal(size=variable.shape).astype(np.float32))
-        weights.save(
+        weight_files.save(
             Path(__file__).with_name(f"{stem}.npz"), named_weights(model), "language model"
         )
         logits = model(tf.constant(IDS, tf.int32), training=False).logits.numpy()

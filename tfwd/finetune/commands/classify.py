@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_text
+from tfwd.runs.storage.file_access import read_text
 
 if TYPE_CHECKING:
     from tfwd.runs.storage.trained_model import TrainedModel
@@ -49,7 +49,7 @@ class Labelled(NamedTuple):
 
 def run() -> None:
     """Runs the console script."""
-    app.run(main, define, ABOUT)
+    command_runner.run(main, define, ABOUT)
 
 
 def define(values: flags.FlagValues) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from absl import flags
 
 from tfwd.finetune.program import PROGRAM
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.training import several_seeds
-from tfwd.runs.training import train as training
+from tfwd.runs.training import train_command as training
 
 ABOUT = """
 Trains a pretrained encoder of the BERT family to classify texts, and shows its results.
@@ -30,7 +30,7 @@ The same command resumes a stopped run from its last checkpoint.
 
 def run() -> None:
     """Runs the console script."""
-    app.run(main, define, ABOUT, schema=PROGRAM.schema)
+    command_runner.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
 def define(values: flags.FlagValues) -> None:

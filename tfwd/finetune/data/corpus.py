@@ -7,11 +7,11 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from tfwd.finetune import published
-from tfwd.finetune.data.examples import Example, Splits, check, read_parts
+from tfwd.finetune import pretrained_folder
+from tfwd.finetune.data.labelled_texts import Example, Splits, check, read_parts
 from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.data.python_docstrings import load_python_docstrings
-from tfwd.runs.storage.state import fingerprint
+from tfwd.runs.storage.run_state import fingerprint
 
 
 class Encoded(NamedTuple):
@@ -83,7 +83,7 @@ def read_corpus(config: ml_collections.ConfigDict) -> Corpus:
     Raises:
         UserError: something is missing, unreadable, or does not fit.
     """
-    encoder, tokenizer = published.read_folder(config.model.pretrained)
+    encoder, tokenizer = pretrained_folder.read_folder(config.model.pretrained)
     splits = load_splits(config.data)
     labels = sorted({example.label for example in splits.parts["train"]})
     where = f"model.pretrained={config.model.pretrained}"

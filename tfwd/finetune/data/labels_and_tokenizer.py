@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tfwd.finetune import published
+from tfwd.finetune import pretrained_folder
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_json, write_file
+from tfwd.runs.storage.file_access import read_json, write_file
 
 
 class Vocabulary:
@@ -39,9 +39,9 @@ class Vocabulary:
         self, labels: Sequence[str], encoder: dict[str, Any], tokenizer: dict[str, Any], where: str
     ):
         self.labels, self.encoder, self.tokenizer = list(labels), encoder, tokenizer
-        self.arguments = published.encoder_arguments(encoder, where)
+        self.arguments = pretrained_folder.encoder_arguments(encoder, where)
         self._tokenizer = _tokenizer(tokenizer, where)
-        published.check_tokenizer(self._tokenizer, self.arguments, where)
+        pretrained_folder.check_tokenizer(self._tokenizer, self.arguments, where)
         self._tokenizer.no_padding()  # batches are padded elsewhere
         self._numbers = {label: number for number, label in enumerate(self.labels)}
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.finetune.data.examples import NAMES, Example, Splits
+from tfwd.finetune.data.labelled_texts import NAMES, Example, Splits
 from tfwd.runs.errors import UserError
 
 AREAS = {

@@ -25,11 +25,11 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import call_interception
-from tfwd.gradients.data import Data
+from tfwd.gradients.batch_data import Data
+from tfwd.gradients.effective_weights import Perturbations
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.independence.trial_data import Values
-from tfwd.gradients.perturbations import Perturbations
-from tfwd.gradients.record import Pass
+from tfwd.gradients.recorded_pass import Pass
 
 # Binary digits of half precision, in which two ways to compute the same value differ more.
 _DIGITS = {tf.bfloat16: 8, tf.float16: 11}

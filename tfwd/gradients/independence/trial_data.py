@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.gradients.data import Data
+from tfwd.gradients.batch_data import Data
 
 # Sizes for an axis of unknown size. They are tried until the model accepts the inputs.
 UNKNOWN_AXES = (8, 4, 2, 1)

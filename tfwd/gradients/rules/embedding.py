@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd import _keras, layers
 from tfwd.gradients.embedding_gradients import Rows
 from tfwd.gradients.gradient_forms import OuterProduct, size
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.dense import bias, count, plain, positions
 from tfwd.gradients.rules.registry import rule
 

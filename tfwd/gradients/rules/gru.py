@@ -16,7 +16,7 @@ from tfwd.gradients.gradient_forms import (
     Scale,
     size,
 )
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.recurrent_common import (
     LoopInputs,
     outputs,

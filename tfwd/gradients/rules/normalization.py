@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, size
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.registry import rule
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfwd._keras import recurrent_layers
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.gradient_forms import Materialized, OuterProduct, PerExampleGradient, size
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.dense import plain
 from tfwd.gradients.rules.recurrent_scan import Step, scan
 

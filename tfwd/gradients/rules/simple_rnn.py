@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd.gradients.record import Call
+from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.recurrent_common import sequence, sum_of_products
 from tfwd.gradients.rules.registry import rule
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfwd.lm.data.text import detokenize, load_splits, read_text, tokenize
-from tfwd.runs import app
+from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
-from tfwd.runs.workers import flags as worker_flags
+from tfwd.runs.workers import worker_flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.storage.trained_model import TrainedModel
@@ -34,7 +34,7 @@ vocabulary.
 
 def run() -> None:
     """Runs the console script."""
-    app.run(main, define, ABOUT)
+    command_runner.run(main, define, ABOUT)
 
 
 def define(values: flags.FlagValues) -> None:
@@ -58,12 +58,12 @@ def main(values: flags.FlagValues) -> int:
 def _main(values: flags.FlagValues, workers: Workers) -> int:
     from tfwd.lm.program import load
     from tfwd.runs.training.display import Output
-    from tfwd.runs.workers import agreement
+    from tfwd.runs.workers import settings_agreement
 
-    agreement.check_versions(workers)
+    settings_agreement.check_versions(workers)
     text = workers.together(lambda: read_text(values.text) if values.text else None)
     saved = workers.together(lambda: load(values.workdir, values.checkpoint))
-    agreement.check_weights(workers, saved.model.weights)
+    settings_agreement.check_weights(workers, saved.model.weights)
     if text is None:
         result = evaluate_test(saved, workers)
     else:
@@ -96,7 +96,7 @@ def evaluate_test(saved: TrainedModel, workers: Workers | None = None) -> dict[s
         UserError: the text cannot be read, or is not the text of the run. The test part of another
             text might contain training text of the run.
     """
-    from tfwd.runs.storage.state import fingerprint
+    from tfwd.runs.storage.run_state import fingerprint
 
     path, level = saved.config.data.path, saved.config.data.level
     splits = load_splits(path or None)

@@ -8,7 +8,7 @@ from typing import Any
 from absl import flags
 
 from tfwd.lm.data.text import tokenize
-from tfwd.runs import app
+from tfwd.runs import command_runner
 
 ABOUT = """
 Writes text with a trained model.
@@ -22,7 +22,7 @@ The same flags give the same text. Unknown tokens are never written.
 
 def run() -> None:
     """Runs the console script."""
-    app.run(main, define, ABOUT)
+    command_runner.run(main, define, ABOUT)
 
 
 def define(values: flags.FlagValues) -> None:

@@ -8,10 +8,10 @@ import ml_collections
 from absl import flags
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs import app
-from tfwd.runs.training import train as training
-from tfwd.runs.training.signals import StopRequest
-from tfwd.runs.training.train import define
+from tfwd.runs import command_runner
+from tfwd.runs.training import train_command as training
+from tfwd.runs.training.stop_signals import StopRequest
+from tfwd.runs.training.train_command import define
 
 ABOUT = """
 Trains an AWD-LSTM language model and shows its results.
@@ -25,7 +25,7 @@ The same command resumes a stopped run from its last checkpoint.
 
 def run() -> None:
     """Runs the console script."""
-    app.run(main, define, ABOUT, schema=PROGRAM.schema)
+    command_runner.run(main, define, ABOUT, schema=PROGRAM.schema)
 
 
 def main(values: flags.FlagValues) -> int:
@@ -34,5 +34,5 @@ def main(values: flags.FlagValues) -> int:
 
 
 def train(config: ml_collections.ConfigDict, workdir: str, stop: StopRequest) -> dict[str, Any]:
-    """Trains a language model, as `tfwd.runs.training.train.train` does."""
+    """Trains a language model, as `tfwd.runs.training.train_command.train` does."""
     return training.train(PROGRAM, config, workdir, stop)

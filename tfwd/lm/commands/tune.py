@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfwd.lm.program import PROGRAM
-from tfwd.runs import app
-from tfwd.runs.sweeps import tune
-from tfwd.runs.sweeps.tune import define
+from tfwd.runs import command_runner
+from tfwd.runs.sweeps import tune_command
+from tfwd.runs.sweeps.tune_command import define
 
 ABOUT = """
 Searches for the best values of config keys. Each trial is a training run. Shows the results.
@@ -33,9 +33,9 @@ KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT: see docs/tuning.md.
 def run(argv: Sequence[str] | None = None) -> None:
     """Runs the console script; `argv` as in `app.run`."""
     # The keys must fit together in each trial, and not in the config that the trials change.
-    app.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
+    command_runner.run(main, define, ABOUT, schema=PROGRAM.schema, together=False, argv=argv)
 
 
 def main(values: flags.FlagValues) -> int:
     """Searches, and returns the exit code."""
-    return tune.main(PROGRAM, values)
+    return tune_command.main(PROGRAM, values)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfwd.lm.data.text import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
-from tfwd.runs.storage.state import fingerprint
+from tfwd.runs.storage.run_state import fingerprint
 
 
 class Corpus(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_text
+from tfwd.runs.storage.file_access import read_text
 
 EOS = "<eos>"
 LEVELS = ("word", "char")

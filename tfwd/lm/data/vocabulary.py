@@ -17,7 +17,7 @@ import numpy as np
 
 from tfwd.lm.data.text import EOS, check_level
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.files import read_json, write_file
+from tfwd.runs.storage.file_access import read_json, write_file
 
 UNK = "<unk>"
 

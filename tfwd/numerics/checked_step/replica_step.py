@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import graphs
+from tfwd._graph import private_graph_apis
 from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
@@ -162,7 +162,10 @@ class ReplicaStep:
             for factor in (1.0, *self._rates):
                 good &= most * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not graphs.in_xla():
+        if (
+            tf.distribute.get_strategy().num_replicas_in_sync == 1
+            and not private_graph_apis.in_xla()
+        ):
             # A branch is the fastest way, but several replicas cannot synchronise in one.
             with tf.init_scope():
                 _keras_training.build_optimizer(optimizer, variables)

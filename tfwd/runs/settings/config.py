@@ -18,7 +18,7 @@ from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings import validators
 from tfwd.runs.settings.config_keys import Key, MayChange
 from tfwd.runs.settings.validators import MAPPING, shown
-from tfwd.runs.storage.files import read_json, write_file
+from tfwd.runs.storage.file_access import read_json, write_file
 
 
 class Schema:

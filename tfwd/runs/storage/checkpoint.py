@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.runs.errors import UserError, as_user_error, reason
-from tfwd.runs.storage.files import read_json, remove
+from tfwd.runs.storage.file_access import read_json, remove
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
 _MANIFEST = "manifest.json"

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd.runs.errors import as_user_error
-from tfwd.runs.storage.files import read_bytes
+from tfwd.runs.storage.file_access import read_bytes
 
 
 class Metrics:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.run_folder import RunFolder
 
 CHECKPOINTS = ("best", "last")
 

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.sweeps.folder import SweepFolder
-from tfwd.runs.sweeps.rows import (
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
+from tfwd.runs.sweeps.trial_rows import (
     DONE,
     FAILED,
     RUNNING,
@@ -26,7 +26,7 @@ from tfwd.runs.sweeps.rows import (
     table,
 )
 from tfwd.runs.training.display import Output, span
-from tfwd.tuning.space import Spec
+from tfwd.tuning.search_space import Spec
 from tfwd.tuning.trial_watcher import Watcher
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}

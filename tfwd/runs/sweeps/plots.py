@@ -17,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.sweeps.rows import FAILED, Row, ranked
-from tfwd.tuning.space import Choice, Int, Spec
+from tfwd.runs.sweeps.trial_rows import FAILED, Row, ranked
+from tfwd.tuning.search_space import Choice, Int, Spec
 
 POINT, LINE, BEST, BAD = "#4477aa", "#222222", "#cc6677", "#aa3377"
 _ENOUGH = 6  # trials, at different values, for a smoothed line

@@ -11,14 +11,14 @@ from rich.table import Table
 from tfwd.runs.errors import as_user_error
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.storage.files import write_file
+from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.sweeps import plots
-from tfwd.runs.sweeps.folder import SweepFolder
 from tfwd.runs.sweeps.live_table import Board
-from tfwd.runs.sweeps.rows import Row, ranked, reasons, write_csv
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
+from tfwd.runs.sweeps.trial_rows import Row, ranked, reasons, write_csv
 from tfwd.tuning.oracles import HyperbandOracle
-from tfwd.tuning.space import grid_size, size
+from tfwd.tuning.search_space import grid_size, size
 
 
 def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder: SweepFolder,

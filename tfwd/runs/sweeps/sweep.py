@@ -15,7 +15,7 @@ from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.validators import SEED, is_json_value, shown
 from tfwd.tuning.oracles import LARGEST_SEED, METHODS
-from tfwd.tuning.space import Choice, Float, Int, Spec, size
+from tfwd.tuning.search_space import Choice, Float, Int, Spec, size
 
 _MOST_POINTS = 2000  # points that are checked one by one
 

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from tfwd.runs.interfaces import Data, Score
 from tfwd.runs.program import Program
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.workers.workers import Workers
-from tfwd.tuning import promotion
+from tfwd.tuning import trial_promotion
 from tfwd.tuning.stopwatch import Stopwatch
 
 # Called in a run: finished epochs, share of the current epoch, best loss so far (first infinite).
@@ -86,7 +86,7 @@ def promote(parent: Path, folder: Path) -> None:
     counters of the draws, and the position in the data. A promoted run is therefore bit for bit the
     run that would have trained for all these epochs at once.
     """
-    promotion.promote(parent, folder, ".lock", "events.out.*")
+    trial_promotion.promote(parent, folder, ".lock", "events.out.*")
 
 
 class _TrialDisplay(Display):

@@ -19,17 +19,17 @@ from keras_tuner.errors import FailedTrialError, FatalError
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Data
 from tfwd.runs.settings.config import get
-from tfwd.runs.sweeps import hparams
-from tfwd.runs.sweeps.folder import SweepFolder
+from tfwd.runs.sweeps import tensorboard_hparams
 from tfwd.runs.sweeps.live_table import Board
-from tfwd.runs.sweeps.rows import OBJECTIVE
 from tfwd.runs.sweeps.sweep import Sweep, apply
+from tfwd.runs.sweeps.sweep_folder import SweepFolder
 from tfwd.runs.sweeps.trial import promote, run
+from tfwd.runs.sweeps.trial_rows import OBJECTIVE
 from tfwd.runs.training.non_finite_steps import Diverged
-from tfwd.runs.training.signals import Stopped, StopRequest
-from tfwd.runs.training.train import free_memory
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
+from tfwd.runs.training.train_command import free_memory
 from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
-from tfwd.tuning.space import read
+from tfwd.tuning.search_space import read
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -114,10 +114,14 @@ class RunTuner(FaultTolerantTuner):
                     result = run(self._program, own, data, folder, self._stop, report)
                     if not math.isfinite(result.loss):
                         raise UserError("no validation loss was finite")
-                    hparams.write(folder / "tensorboard", trial.trial_id, values, result, score)
+                    tensorboard_hparams.write(
+                        folder / "tensorboard", trial.trial_id, values, result, score
+                    )
                 except UserError as error:
                     if not _is_disk_error(error):
-                        hparams.write(folder / "tensorboard", trial.trial_id, values, None, score)
+                        tensorboard_hparams.write(
+                            folder / "tensorboard", trial.trial_id, values, None, score
+                        )
                     raise
                 finally:
                     free_memory()

@@ -10,7 +10,7 @@ from tfwd.numerics.checked_step import variables_in
 from tfwd.numerics.report import Report
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure, Step
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 
 MAX_CONSECUTIVE = 5  # bad steps in a row that are skipped or restored from, before the run ends
 FACTOR = 0.5  # factor of the learning rate, for each restore

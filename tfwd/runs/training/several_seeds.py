@@ -16,10 +16,10 @@ from rich.table import Table
 
 from tfwd.runs.errors import UserError
 from tfwd.runs.program import Program
-from tfwd.runs.storage.files import write_file
+from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.folder_lock import FolderLock
-from tfwd.runs.training import train as training
-from tfwd.runs.training.signals import StopRequest
+from tfwd.runs.training import train_command as training
+from tfwd.runs.training.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from tfwd.runs.workers.workers import Workers

@@ -32,7 +32,7 @@ from tfwd.numerics.step_watch import Watch
 from tfwd.numerics.tensor_measurements import measure_tensor
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.interfaces import Failure
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.gradient_accumulation import GatheredGradients
 from tfwd.runs.training.optimizer import find_averaging
 from tfwd.runs.workers.workers import Workers

@@ -21,18 +21,18 @@ from tfwd.numerics.report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
-from tfwd.runs.storage.files import write_file
-from tfwd.runs.storage.folder import RunFolder
+from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.metrics import Metrics
-from tfwd.runs.storage.state import Progress, RunState
+from tfwd.runs.storage.run_folder import RunFolder
+from tfwd.runs.storage.run_state import Progress, RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.non_finite_steps import Divergence, report_text
 from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
-from tfwd.runs.training.signals import Stopped, StopRequest
+from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
-from tfwd.runs.workers import agreement
-from tfwd.runs.workers.votes import Votes
+from tfwd.runs.workers import settings_agreement
+from tfwd.runs.workers.stop_votes import Votes
 
 
 class Trainer(abc.ABC):
@@ -117,7 +117,7 @@ class Trainer(abc.ABC):
             return workers.together(
                 lambda: found if workers.is_chief else self.folder.read(objects, found.step)
             )
-        agreement.same_weights(workers, self.model.weights, say)
+        settings_agreement.same_weights(workers, self.model.weights, say)
         return found
 
     @property

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import summarize
 from tfwd.runs.interfaces import Failure
-from tfwd.runs.storage.state import RunState
+from tfwd.runs.storage.run_state import RunState
 
 
 def norms(model: Any) -> dict[str, float]:

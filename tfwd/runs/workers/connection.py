@@ -15,7 +15,7 @@ from typing import Any
 
 from tfwd.runs.errors import UserError, reason
 from tfwd.runs.workers import rendezvous
-from tfwd.runs.workers.cluster import Cluster
+from tfwd.runs.workers.worker_addresses import Cluster
 
 # EX_TEMPFAIL of sysexits.h: the same command may succeed later. Orchestrators restart on it.
 LOST = 75

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from tfwd.runs.errors import UserError, reason
-from tfwd.runs.workers.cluster import Cluster
+from tfwd.runs.workers.worker_addresses import Cluster
 
 _PAUSE = 0.2  # seconds between two attempts to reach the chief
 _MOST = 1 << 16  # bytes of a message

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._random import batch_rows
+from tfwd._random import global_batch_rows
 from tfwd.runs.errors import UserError
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Workers:
         self.count = 1 if strategy is None else _keras.worker_count(strategy)
         self.index = 0 if strategy is None else _keras.worker_index(strategy)
         if self.count > 1:
-            # A step sums the votes over the workers. `votes.py` says what they mean.
+            # A step sums the votes over the workers. `stop_votes.py` says what they mean.
             self.vote = tf.Variable(tf.zeros([self.count + 1], tf.float64), trainable=False)
             self.votes = tf.Variable(self.vote, trainable=False)
 
@@ -105,7 +105,7 @@ class Workers:
         share = tf.cast(end - start, tf.float64) / tf.cast(total, tf.float64)
         start = tf.where(end > start, start, 0)
         end = tf.maximum(end, start + 1)
-        with batch_rows.part_of(start, total):
+        with global_batch_rows.part_of(start, total):
             yield [self._sliced(tensor, start, end) for tensor in batch], share
 
     def _sliced(self, tensor: tf.Tensor, start: tf.Tensor, end: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,79 @@
+"""The training calls that are running on this thread, by their parametrizations."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+# An `InPlace`, whose module imports this one.
+Owner = Any
+
+
+class RunningCall(NamedTuple):
+    """The present training call of one `InPlace`.
+
+    Attributes:
+        state: int64 `[root, number of this call]`. None in a call that only creates weights.
+        seeds: Seed of each parametrized weight, by the weight's position.
+        training: Training flag of the innermost container.
+        covered: Ids of the variables that an effective layer around this point substitutes.
+        values: Effective weights that containers have read, by the id of the variable, with the
+            graph in which each was computed.
+    """
+
+    state: tf.Tensor | None
+    seeds: dict[int, tf.Tensor]
+    training: bool | tf.Tensor
+    covered: frozenset[int]
+    values: dict[int, list[tuple[tf.Graph | None, tf.Tensor]]]
+
+
+_local = threading.local()
+# Stands for a call that only creates weights.
+NO_CALL = RunningCall(None, {}, False, frozenset(), {})
+
+
+def by_owner() -> dict[Owner, RunningCall]:
+    """Returns the present calls on this thread by their `InPlace`. The outermost comes first."""
+    return getattr(_local, "calls", {})
+
+
+@contextlib.contextmanager
+def restored(calls: dict[Owner, RunningCall]) -> Iterator[None]:
+    """Sets the present calls in the body, on this thread."""
+    before = by_owner()
+    _local.calls = calls
+    try:
+        yield
+    finally:
+        _local.calls = before
+
+
+class Replay(Protocol):
+    """Interface of an object that lets several passes use the same draws."""
+
+    def call(self, link: Any, plain: Callable[[], Any]) -> Any:
+        """Runs `plain`, a layer's call on raw weights, on the effective weights of `link`."""
+
+    def state(self, owner: Owner, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns the seed and the number of the next call in this pass. `draw` takes a new one."""
+
+
+@contextlib.contextmanager
+def replayed(replay: Replay) -> Iterator[None]:
+    """Asks an object for the numbers of the calls in the body, on this thread."""
+    before = getattr(_local, "replay", None)
+    _local.replay = replay
+    try:
+        yield
+    finally:
+        _local.replay = before
+
+
+def replay() -> Replay | None:
+    """Returns the object that gives the numbers of calls on this thread, or None."""
+    return getattr(_local, "replay", None)
