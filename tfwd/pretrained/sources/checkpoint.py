@@ -1,4 +1,4 @@
-"""Weights in TensorFlow's checkpoints."""
+"""Weights in TensorFlow checkpoints."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from tfwd.pretrained.sources.base import Entry, Source, readable
 
-_OF_OBJECTS = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECT_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 _NOT_TENSORS = ("_CHECKPOINTABLE_OBJECT_GRAPH",)
 
 
 class CheckpointSource(Source):
-    """Source of weights in a TensorFlow checkpoint, by names or by objects.
+    """Source of weights in a TensorFlow checkpoint, saved by name or by object.
 
     Args:
-        path: the prefix of the checkpoint, which is the path without `.index`.
+        path: Prefix of the checkpoint, which is the path without `.index`.
 
     Raises:
-        SourceError: the checkpoint does not exist, or is incomplete.
+        SourceError: If the checkpoint does not exist, or is incomplete.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +31,7 @@ class CheckpointSource(Source):
             shapes = self._reader.get_variable_to_shape_map()
             dtypes = self._reader.get_variable_to_dtype_map()
         self._names = {
-            name.removesuffix(_OF_OBJECTS): name for name in shapes if name not in _NOT_TENSORS
+            name.removesuffix(_OBJECT_SUFFIX): name for name in shapes if name not in _NOT_TENSORS
         }
         self.entries = {
             key: Entry(tuple(shapes[name]), dtypes[name].name)
