@@ -201,10 +201,10 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
         index.write_text(json.dumps({"weight_map": {**whole["weight_map"], **changes}}))
 
     write(more="model-2.safetensors")
-    with pytest.raises(SourceError, match="'more' is in model-2.safetensors, which does not have"):
+    with pytest.raises(SourceError, match="'more' in model-2.safetensors, which does not have"):
         open_source(index)
     write(ids="model-1.safetensors")
-    with pytest.raises(SourceError, match="'ids' is in model-1.safetensors, which does not"):
+    with pytest.raises(SourceError, match="'ids' in model-1.safetensors, which does not"):
         open_source(index)
     fewer = {k: v for k, v in whole["weight_map"].items() if k != "ids"}
     index.write_text(json.dumps({"weight_map": fewer}))

@@ -275,7 +275,7 @@ def test_two_streams_are_filled_by_one_models_weights():
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(both.second.weights, whole.layers[1].weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(PlanError, match="'first_to_second_0/attention/query/kernel' is given no"):
+    with pytest.raises(PlanError, match="'first_to_second_0/attention/query/kernel' has no"):
         load(both, folder, mapping=mapping, ignore=rest["ignore"])
 
 

@@ -113,7 +113,7 @@ def rows_at_once(entry: Entry) -> int:
 
 
 @contextlib.contextmanager
-def readable(path: str | os.PathLike[str], *errors: type[Exception]) -> Iterator[None]:
+def source_errors(path: str | os.PathLike[str], *errors: type[Exception]) -> Iterator[None]:
     """Replaces exceptions about a file by a `SourceError` with its path.
 
     Args:

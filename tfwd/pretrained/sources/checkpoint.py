@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tfwd.pretrained.sources.base import Entry, Source, readable
+from tfwd.pretrained.sources.base import Entry, Source, source_errors
 
 _OBJECT_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
@@ -26,7 +26,7 @@ class CheckpointSource(Source):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with readable(path, *_ERRORS):
+        with source_errors(path, *_ERRORS):
             self._reader = tf.train.load_checkpoint(path)
             shapes = self._reader.get_variable_to_shape_map()
             dtypes = self._reader.get_variable_to_dtype_map()
@@ -39,7 +39,7 @@ class CheckpointSource(Source):
         }
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        with readable(self.path, *_ERRORS):
+        with source_errors(self.path, *_ERRORS):
             yield np.asarray(self._reader.get_tensor(self._names[key]))
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfwd.pretrained.sources.base import Entry, Source, SourceError, readable, rows_at_once
+from tfwd.pretrained.sources.base import Entry, Source, SourceError, rows_at_once, source_errors
 
 _ERRORS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError)
 _HEADER = "header"  # key in files of tfwd's programs, with JSON about the other arrays
@@ -34,7 +34,7 @@ class ArchiveSource(Source):
         self.path = path
         self.entries, self._fortran = {}, {}
         self.header: dict[str, Any] = {}
-        with readable(path, *_ERRORS):
+        with source_errors(path, *_ERRORS):
             self._zip = zipfile.ZipFile(path)
             for info in self._zip.infolist():
                 key = info.filename.removesuffix(".npy")
@@ -60,7 +60,7 @@ class ArchiveSource(Source):
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         entry = self.entries[key]
-        with readable(self.path, *_ERRORS), self._zip.open(f"{key}.npy") as member:
+        with source_errors(self.path, *_ERRORS), self._zip.open(f"{key}.npy") as member:
             _, _, dtype = _header(member)
             if self._fortran[key] or not entry.shape:
                 values = _read(member, dtype, math.prod(entry.shape))

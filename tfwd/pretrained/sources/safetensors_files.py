@@ -19,8 +19,8 @@ from tfwd.pretrained.sources.base import (
     Entry,
     Source,
     SourceError,
-    readable,
     rows_at_once,
+    source_errors,
 )
 
 INDEX = ".safetensors.index.json"
@@ -47,7 +47,7 @@ class SafetensorsSource(Source):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with readable(path, SafetensorError, ValueError):
+        with source_errors(path, SafetensorError, ValueError):
             begin, header = _read_header(path)
             _check_size(path, begin, header)
             # The library also checks that the file is complete.
@@ -71,7 +71,7 @@ class SafetensorsSource(Source):
         else:
             memory = into.view(np.uint8)
         dtype = tf.as_dtype(entry.dtype).as_numpy_dtype
-        with readable(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
+        with source_errors(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
             file.seek(self._starts[key])
             for start in range(0, shape[0], step):
                 rows = min(step, shape[0] - start)
@@ -84,7 +84,7 @@ class SafetensorsSource(Source):
         entry = self.entries[key]
         dtype = tf.as_dtype(entry.dtype).as_numpy_dtype
         values = np.empty(min(HEAD, math.prod(entry.shape)), dtype)
-        with readable(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
+        with source_errors(self.path, ValueError), open(self.path, "rb", buffering=0) as file:
             file.seek(self._starts[key])
             _fill(file, values.view(np.uint8))
         return values
@@ -108,7 +108,7 @@ class ShardedSource(Source):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with readable(path, ValueError), open(path, encoding="utf-8") as file:
+        with source_errors(path, ValueError), open(path, encoding="utf-8") as file:
             index = json.load(file, object_pairs_hook=unique)
             files = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
