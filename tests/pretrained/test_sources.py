@@ -273,7 +273,7 @@ def test_files_of_our_programs_lose_their_header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it with PyTorch"),
+        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert the file"),
         ("model.pt", "is a pickle"),
         ("model.h5", "is a Keras file: read it with model.load_weights"),
         ("model.txt", "has an unknown extension: give a .safetensors"),
