@@ -152,7 +152,7 @@ def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
     with pytest.raises(PlanError, match="'layer_2/attention/query/kernel' has no key") as caught:
         T.TransformerStack.from_pretrained(tmp_path / "model")
     first, second = str(caught.value).splitlines()[1:3]
-    assert first.startswith("- the config has 3 layers, and the file has 2")
+    assert first.startswith("- the config has 3 layers, but the file has 2")
     assert "'layer_2/" in second and "Is the file complete" in str(caught.value)
     with pytest.raises(PlanError, match="layer_0 is the file's layer 1, layer_1 is the file's lay"):
         T.TransformerStack.from_pretrained(tmp_path / "model", layers=[1, 2])
