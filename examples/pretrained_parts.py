@@ -2,8 +2,8 @@
 
     python examples/pretrained_parts.py
 
-The first model learns a task with many texts, and is written as a safetensors file. The second
-model takes its embeddings and its LSTM from the file, and learns a related task from 60 texts.
+The first model learns a task with many texts, and is written to a safetensors file. The embeddings
+and the LSTM of the second model are loaded from the file. It learns a related task from 60 texts.
 """
 
 import sys

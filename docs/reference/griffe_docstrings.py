@@ -2,8 +2,6 @@
 
 - The section "Example:" is shown as code.
 - An entry for several arguments, "rate, seed: ...", becomes an entry for each.
-- A function with the name of a file beside it, such as `tfwd.pretrained.plan`, hides the file, as
-  in Python.
 """
 
 import re
@@ -28,24 +26,10 @@ def one_by_one(found: re.Match[str]) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Rewrites the docstring of each object, and shows imported names in place of files."""
+    """Extension that rewrites the docstring of each object."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Changes the docstring of an object, if it has one."""
         if obj.docstring is not None:
             text = SEVERAL.sub(one_by_one, obj.docstring.value + "\n")
             obj.docstring.value = EXAMPLE.sub(as_code, text).strip()
-
-    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Puts the names that a package imports in place of files with the same names."""
-        for module in (pkg, *pkg.modules.values()):
-            if module is not pkg and not module.is_alias:
-                self.on_package(pkg=module)
-        for name, path in pkg.imports.items():
-            file = pkg.members.get(name)
-            if isinstance(file, griffe.Module) and file.path != path:
-                for member in pkg.members.values():  # others may be imported from that file
-                    if member.is_alias:
-                        member.resolve_target()
-                target = pkg.modules_collection[path]
-                pkg.members[name] = griffe.Alias(name, target, parent=pkg)

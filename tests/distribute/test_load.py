@@ -32,14 +32,14 @@ WITHOUT = {"npz": {"bfloat16"}, "in_scope": {"bfloat16", "int8", "uint8"}}
 # A part of the error of each scenario, which is the same on all workers.
 ERRORS = {
     "warned": ("UserWarning", "chief/infinite.safetensors was loaded, but 1 of 12 numbers"),
-    "not_there": ("SourceError", "chief/nowhere.safetensors is not there"),
+    "not_there": ("SourceError", "chief/nowhere.safetensors does not exist"),
     "no_config": ("ValueError", "chief/nowhere does not exist"),
     "cut_off": ("SourceError", "chief/cut_off.safetensors is incomplete"),
     "no_safetensors": ("SourceError", "chief/text.safetensors is damaged"),
     "bad_checksum": ("SourceError", "chief/bad_checksum.npz is damaged"),
     "missing_key": ("PlanError", "'second/bias' has no key 'second/bias' in the file"),
     "unexpected_key": ("PlanError", "key 'third/bias' belongs to no variable"),
-    "other_shape": ("PlanError", "'second/bias' is (2,); but there"),
+    "other_shape": ("PlanError", "'second/bias' is (2,); but key"),
     "all_nan": ("PlanError", "key 'first/kernel', for 'first/kernel', has no finite number"),
     "bad_pattern": ("ValueError", "'[', for keys, is not a regular expression"),
     "changed": ("PlanError", "changing.safetensors has changed since the plan was made"),

@@ -770,14 +770,14 @@ DEFECTS = [
     ),
     Defect(
         "the outputs of an EinsumDense have the order of its kernel",
-        "tfwd/pretrained/layouts.py",
+        "tfwd/pretrained/torch_layouts.py",
         "outputs = [axis for axis in output if axis in kernel]",
         "outputs = [axis for axis in kernel if axis in output]",
         ("tests/pretrained/test_layouts.py", "-k", "many_axes"),
     ),
     Defect(
         "the gates of PyTorch's GRU stay in their order",
-        "tfwd/pretrained/layouts.py",
+        "tfwd/pretrained/torch_layouts.py",
         "_GRU_GATES = (1, 0, 2)",
         "_GRU_GATES = (0, 1, 2)",
         ("tests/pretrained/test_layouts.py", "-k", "recurrent"),
@@ -834,7 +834,7 @@ DEFECTS = [
     ),
     Defect(
         "workers with other plans load their weights",
-        "tfwd/pretrained/plan.py",
+        "tfwd/pretrained/loading_plan.py",
         "            if here != there:",
         "            if here[:1] != there[:1]:",
         SHARED,
@@ -870,7 +870,7 @@ DEFECTS = [
     ),
     Defect(
         "the last rows of a transposed kernel stay zero",
-        "tfwd/pretrained/assign.py",
+        "tfwd/pretrained/tiled_transpose.py",
         "        for i in range(0, rows, TILE):",
         "        for i in range(0, max(rows - rows % TILE, 1), TILE):",
         ("tests/pretrained/test_loading.py",),

@@ -325,7 +325,7 @@ def test_the_mapping_says_the_order(tmp_path):
     load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=())})
     rows = np.moveaxis(image, 1, -1).reshape(2, -1)
     np.testing.assert_allclose(model(X), linear(rows), rtol=1e-4, atol=1e-4)
-    with pytest.raises(PlanError, match="says that 24 entries are flattened before the layer"):
+    with pytest.raises(PlanError, match="has 24 entries: give the shape in PyTorch"):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
 
 

@@ -180,7 +180,7 @@ def test_recurrent_layers(kind, gates, tmp_path):
 def test_a_gru_of_another_formula(tmp_path):
     layer = layers.GRU(3, use_bias=False, reset_after=False, name="r")
     tensors = {"rnn.weight_ih_l0": normal(9, 9), "rnn.weight_hh_l0": normal(9, 3)}
-    with pytest.raises(PlanError, match="with reset_after=False, whose formula is not that of PyT"):
+    with pytest.raises(PlanError, match="with reset_after=False, whose formula differs from PyT"):
         loaded(layer, (4, 9), tensors, tmp_path, {"r/.*cell": "rnn"})
 
 

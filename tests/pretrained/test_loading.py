@@ -16,9 +16,9 @@ from stack_marks import quick_rows
 from tfwd.layers import transformer
 from tfwd.path_patterns import PatternIndex
 from tfwd.pretrained import load, plan
-from tfwd.pretrained.assign import TILE
 from tfwd.pretrained.key_rules import find_prefix
 from tfwd.pretrained.sources import base
+from tfwd.pretrained.tiled_transpose import TILE
 
 layers = keras.layers
 DTYPES = {name: getattr(ml_dtypes, name, name) for name in ("float16", "bfloat16", "float32")}

@@ -40,9 +40,9 @@ def test_all_errors_come_at_once(folder):
     refused(
         model_of(),
         folder,
-        "'layer_0/kernel' is (4, 3), for which the file must have (3, 4) (transposed when it is "
-        "read); but there 'enc.0.weight' is (4, 3): if the file has it in Keras's order, map to "
-        "Key('enc.0.weight', transposed=False)",
+        "'layer_0/kernel' is (4, 3), so the file must have (3, 4) (transposed when it is read); "
+        "but key 'enc.0.weight' is (4, 3): map to Key('enc.0.weight', transposed=False) if the "
+        "file has Keras's order of axes",
         "'layer_1/bias' has no key 'enc.1.bias' in the file; nearest: enc.",
         "key 'more' belongs to no variable",
         "key 'enc.2.bias' belongs to no variable",
@@ -104,7 +104,7 @@ def test_a_mapping_that_fits_nothing_of_a_layer_without_a_path(folder):
 
 def test_as_many_elements_in_another_shape(folder):
     rewrite(folder, **{"out.weight": np.zeros((3, 2), "float32")})
-    refused(model_of(), folder, "'head/kernel' is (3, 2), for which the file must have (2, 3)")
+    refused(model_of(), folder, "'head/kernel' is (3, 2), so the file must have (2, 3)")
 
 
 def test_buffers_of_indices_are_no_weights(folder):
@@ -131,14 +131,14 @@ def test_two_keys_for_one_variable(folder):
     refused(
         model_of(),
         folder,
-        "'layer_0/kernel' is given two keys by the mapping: 'enc.0' and 'enc.1'",
+        "'layer_0/kernel' has two keys in the mapping, 'enc.0' and 'enc.1': let only one",
         mapping={**MAPPING, "layer_0": "enc.1"},
     )
     rewrite(folder, **{"enc.0.kernel": np.zeros((4, 3), "float32")})
     refused(
         model_of(),
         folder,
-        "'layer_0/kernel' has two keys in the file: 'enc.0.weight' and 'enc.0.kernel'",
+        "'layer_0/kernel' has two keys in the file, 'enc.0.weight' and 'enc.0.kernel': map the",
     )
 
 
@@ -156,7 +156,7 @@ def test_one_key_for_two_variables(folder):
     refused(
         model,
         folder,
-        "key 'enc.1.weight' is taken twice, by 'layer_0/kernel' and 'layer_1/kernel'",
+        "key 'enc.1.weight' is used by several variables, 'layer_0/kernel' and 'layer_1/kernel'",
         mapping=mapping,
     )
     load(model, folder, mapping={**mapping, r"layer_\d+": Key("enc.1", repeated=True)})
@@ -174,7 +174,7 @@ def test_prefixes(folder):
     assert said.count("\n- ") == 1
     both = {**under, **{f"ema.{key}": value for key, value in tensors_of().items()}}
     save_file(both, folder / "model.safetensors")
-    refused(model_of(), folder, "fit as well with the prefix 'ema.' as with 'net.': give one")
+    refused(model_of(), folder, "fit equally well with the prefix 'ema.' and with 'net.': give one")
     load(model_of(), folder, mapping=MAPPING, prefix="ema.", ignore="net.*")
 
 
@@ -202,9 +202,9 @@ def test_without_a_mapping_keys_are_paths(folder):
 
 def test_keys_that_name_a_group_that_is_not_there(folder):
     for mapping, said in (
-        ({"head": r"out.\1"}, r"mapping\['head'\]='out...1': invalid group.*the pattern has 0 gr"),
-        ({r"layer_(\d+)": r"enc.\2"}, "the pattern has 1 groups, and a key may name these"),
-        ({"nothing": r"\g<name>"}, "the pattern has 0 groups"),
+        ({"head": r"out.\1"}, r"mapping\['head'\]='out...1': invalid group.*The pattern has 0 gr"),
+        ({r"layer_(\d+)": r"enc.\2"}, "The pattern has 1 groups, and a key may refer only to"),
+        ({"nothing": r"\g<name>"}, "The pattern has 0 groups"),
         ({"head": Key("out", copies=(r"tied.\1",))}, r"='tied...1': invalid group"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -201,14 +201,14 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
         index.write_text(json.dumps({"weight_map": {**whole["weight_map"], **changes}}))
 
     write(more="model-2.safetensors")
-    with pytest.raises(SourceError, match="'more' is in model-2.safetensors, which does not have"):
+    with pytest.raises(SourceError, match="'more' in model-2.safetensors, which does not have"):
         open_source(index)
     write(ids="model-1.safetensors")
-    with pytest.raises(SourceError, match="'ids' is in model-1.safetensors, which does not"):
+    with pytest.raises(SourceError, match="'ids' in model-1.safetensors, which does not"):
         open_source(index)
     fewer = {k: v for k, v in whole["weight_map"].items() if k != "ids"}
     index.write_text(json.dumps({"weight_map": fewer}))
-    with pytest.raises(SourceError, match="has 'ids', which .* says is in no file"):
+    with pytest.raises(SourceError, match="has 'ids', which .* lists in no file"):
         open_source(index)
     write(ids="../model-2.safetensors")
     with pytest.raises(SourceError, match="'../model-2.safetensors', which is not in that"):
@@ -218,11 +218,11 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
         with pytest.raises(SourceError, match="is not an index of shards: it has no 'weight_map'"):
             open_source(index)
     index.write_text('{"weight_map": {"a": "x", "a": "y"}}')
-    with pytest.raises(SourceError, match="'a' is there twice"):
+    with pytest.raises(SourceError, match="'a' appears twice"):
         open_source(index)
     index.write_text(json.dumps(whole))
     os.remove(tmp_path / "model-2.safetensors")
-    with pytest.raises(SourceError, match="model-2.safetensors is not there"):
+    with pytest.raises(SourceError, match="model-2.safetensors does not exist"):
         open_source(index)
 
 
@@ -232,7 +232,7 @@ def test_links_out_of_a_folder(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "model.safetensors").symlink_to(there)
-    with pytest.raises(SourceError, match="is a link out of its folder, to .*elsewhere"):
+    with pytest.raises(SourceError, match="is a link to another folder, to .*elsewhere"):
         open_source(folder)
     # The cache of the hub is made of such links.
     cache = tmp_path / "models--x"
@@ -259,7 +259,7 @@ def test_archives_that_are_wrong(tmp_path):
     with zipfile.ZipFile(path, "w") as file:
         start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1)
         file.writestr("a.npy", start + header + b"\n" + bytes(16))
-    with pytest.raises(SourceError, match=r"'a' should be \(1099511627776, 1048576\), and has 16"):
+    with pytest.raises(SourceError, match=r"'a' should be \(1099511627776, 1048576\), but has 16"):
         open_source(path)
 
 
@@ -273,14 +273,14 @@ def test_files_of_our_programs_lose_their_header(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert it with PyTorch"),
+        ("pytorch_model.bin", "is a pickle, which can run any program .* Convert the file"),
         ("model.pt", "is a pickle"),
         ("model.h5", "is a Keras file: read it with model.load_weights"),
-        ("model.txt", "is none of .safetensors"),
+        ("model.txt", "has an unknown extension: give a .safetensors"),
     ],
 )
 def test_files_of_other_kinds(name, message, tmp_path):
-    with pytest.raises(SourceError, match="is not there|pickle|Keras file"):
+    with pytest.raises(SourceError, match="does not exist|pickle|Keras file"):
         open_source(tmp_path / name)
     (tmp_path / name).write_bytes(b"\x80\x04")
     with pytest.raises(SourceError, match=message):
@@ -288,12 +288,12 @@ def test_files_of_other_kinds(name, message, tmp_path):
 
 
 def test_folders_that_cannot_be_used(tmp_path):
-    with pytest.raises(SourceError, match="has no weights: a .safetensors or .npz file"):
+    with pytest.raises(SourceError, match="has no weights: give a folder with a .safetens"):
         open_source(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(SourceError, match="pytorch_model.bin is a pickle"):
         open_source(tmp_path)
     for name in "ab":
         save_file({"x": np.ones(1)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(SourceError, match="several files of weights: name one of a.saf.*, b.saf"):
+    with pytest.raises(SourceError, match="several files of weights: .* one of a.saf.*, b.saf"):
         open_source(tmp_path)

@@ -89,7 +89,7 @@ def main(command: str, values: flags.FlagValues) -> int:
     if command == "convert":
         _check_out(values)
     from tfwd.pretrained import SourceError
-    from tfwd.pretrained.plan import table
+    from tfwd.pretrained.loading_plan import table
 
     try:
         plan = make_plan(values)

@@ -1,4 +1,4 @@
-"""A source of weights that only the chief of several workers reads, and that all workers get."""
+"""Source of weights that only the chief reads, and that sends all workers what it reads."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from tfwd import _keras
 from tfwd.pretrained.sources.base import Entry, Source, SourceError
 from tfwd.pretrained.sources.opening import open_source
 
-_SENT = 4 << 20  # bytes that are sent at once: a smaller message takes longer per byte
+_MESSAGE = 4 << 20  # bytes in a message: smaller messages take longer per byte
 
 
 def lockstep(variables: Iterable[Any], *classes: type[Exception]) -> _keras.Lockstep:
-    """Returns the lockstep of the workers that train some variables. One process is alone in it.
+    """Returns the lockstep of the workers that train some variables.
+
+    Without several workers, the lockstep has only this process.
 
     Args:
-        variables: variables of Keras layers. There may be none in the scope of a strategy.
-        *classes: the classes of exceptions that other workers also raise, beside Python's own.
+        variables: Variables of Keras layers. May be empty in the scope of a strategy.
+        *classes: Classes of exceptions that the other workers also raise, besides Python's own.
     """
     return _keras.Lockstep(_strategy_of(variables), classes)
 
 
 def open_together(workers: _keras.Lockstep, path: str | os.PathLike[str]) -> Source:
-    """Opens a source of weights on the chief. All workers read it there, with the same calls.
+    """Opens a source of weights on the chief. All workers must make the same calls to read it.
 
     Args:
-        workers: the lockstep.
-        path: as in `open_source`. It need not exist on other workers.
+        workers: The lockstep.
+        path: As in `open_source`. It need not exist on other workers.
 
     Raises:
-        SourceError: the path does not exist on the chief, or cannot be read.
+        SourceError: If the path does not exist on the chief, or cannot be read.
     """
     return open_source(path) if workers.is_alone else _SharedSource(workers, path)
 
 
 class _SharedSource(Source):
-    """Source whose file only the chief has. All workers get each block."""
+    """Source whose file only the chief opens. All workers get each block from the chief."""
 
     def __init__(self, workers: _keras.Lockstep, path: str | os.PathLike[str]) -> None:
         self._workers = workers
@@ -57,7 +59,7 @@ class _SharedSource(Source):
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         entry = self.entries[key]
         shape, dtype = entry.shape or (1,), _numpy_dtype(entry)
-        count = max(1, _SENT * shape[0] // max(1, entry.nbytes))
+        count = max(1, _MESSAGE * shape[0] // max(1, entry.nbytes))
         chiefs = self._rows(key, shape, count) if self._workers.is_chief else iter(())
         for start in range(0, shape[0], count):
             rows = min(count, shape[0] - start)
@@ -69,7 +71,7 @@ class _SharedSource(Source):
         return np.frombuffer(content, _numpy_dtype(self.entries[key]))
 
     def _rows(self, key: str, shape: tuple[int, ...], count: int) -> Iterator[np.ndarray]:
-        """Yields a tensor in blocks of `count` rows. The file's own blocks have fewer or more."""
+        """Yields a tensor in blocks of `count` rows. The source has blocks of other sizes."""
         block = np.empty((min(count, shape[0]), *shape[1:]), _numpy_dtype(self.entries[key]))
         done = 0  # rows
         for part in self._own.blocks(key):
@@ -81,9 +83,12 @@ class _SharedSource(Source):
                 rest, done = rest[len(taken) :], done + len(taken)
                 if done % count == 0 and done < shape[0]:
                     yield block
-        # The end comes after the whole file was read, because some files end with a checksum.
+        # The last block follows after the whole file was read, because some files end with a
+        # checksum.
         if done != shape[0]:
-            raise SourceError(f"{self.path}: '{key}' ended after {done} rows")
+            raise SourceError(
+                f"{self.path}: '{key}' ended after {done} of {shape[0]} rows: get the file again"
+            )
         yield block[: (done - 1) % count + 1]
 
     def close(self) -> None:
@@ -96,10 +101,10 @@ def _numpy_dtype(entry: Entry) -> Any:
 
 
 def _strategy_of(variables: Iterable[Any]) -> tf.distribute.Strategy | None:
-    """Returns the strategy of several workers, from the present scope or from variables.
+    """Returns the strategy of several workers, from the current scope or from variables.
 
-    Returns None without workers, in a graph, and in a function of `strategy.run`: workers cannot
-    exchange files there.
+    Returns None without several workers. Also returns None in a graph and in a function of
+    `strategy.run`, because workers cannot exchange files there.
     """
     if not tf.executing_eagerly():
         return None

@@ -1,4 +1,4 @@
-"""Rules for the key of each variable: patterns, names of weights, and the prefix of keys."""
+"""Rules for the key of each variable: patterns, names of weights, and the common prefix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from tfwd.path_patterns import PatternIndex, compiled
 from tfwd.pretrained.targets import Target
 
-# Keras's names of weights, and their names in files; True if that name is PyTorch's.
-LEAVES = {
+# For each name of a weight in Keras, its names in files. True for PyTorch's names.
+_NAMES_IN_FILES = {
     "kernel": {"weight": True, "kernel": False, "weight_ih": True, "weight_ih_l0": True},
     "recurrent_kernel": {"weight_hh": True, "weight_hh_l0": True, "recurrent_kernel": False},
     "depthwise_kernel": {"weight": True, "depthwise_kernel": False},
@@ -30,15 +30,15 @@ class Key:
     r"""Key of a variable or of a layer, with its properties.
 
     Attributes:
-        name: str. The key, in which `\1`, `\2`, ... stand for the groups of the pattern.
-        repeated: bool. Allows other variables to have the same key.
-        copies: keys that hold the same tensor again, for example tied weights. Each must be absent
-            or equal.
-        transposed: bool. True if the kernel has the outputs first, as in PyTorch. None: the last
-            part of the key and the kind of file decide.
-        flattened: the shape in PyTorch, without the first axis, of the tensor that is flattened
-            before the layer, as (channels, height, width). Empty if PyTorch and Keras flatten it in
-            the same order. None: the model's graph decides.
+        name: str. The key. `\1`, `\2`, ... stand for the groups of the pattern.
+        repeated: bool. Lets several variables have this key. Default False.
+        copies: tuple of str. Keys that hold the same tensor again, for example tied weights. Each
+            must be absent or equal. Default empty.
+        transposed: bool. True if the kernel has the outputs first, as in PyTorch. Default None: the
+            last component of the key and the kind of file decide.
+        flattened: tuple of int. Shape in PyTorch of the tensor that is flattened before the layer,
+            without the batch: (channels, height, width). Empty if PyTorch and Keras flatten the
+            tensor in the same order. Default None: the model's graph decides.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Key:
     flattened: tuple[int, ...] | None = None
 
 
-Mapped = Mapping[str, "str | Key"]
+KeyMapping = Mapping[str, "str | Key"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +56,17 @@ class FamilyRules:
     """Rules for the files of a family of published models.
 
     Attributes:
-        keys: dict from a pattern on paths to a key, as in a mapping of `plan`, which comes first. A
-            pattern may match nothing.
-        left_out: patterns of keys of parts that are not wanted.
-        optional: the patterns of `keys` for parts that the model may lack. Another pattern that
-            fits nothing leaves its keys unexpected.
-        counts: for keys with `{}` for the number of a layer, how many layers the config tells of.
-        notes: what explains what is missing or unexpected, a sentence each.
-        problems: what is wrong with the layer whose weights they are, a sentence each.
+        keys: dict from a pattern for paths to a `Key`, like the mapping of `plan`. The mapping
+            comes first. A pattern may match nothing.
+        left_out: tuple of str. Patterns for the keys of parts that are not loaded. Default empty.
+        optional: tuple of str. Patterns of `keys` for parts that the model may lack. The keys of
+            other patterns without a match are unexpected. Default empty.
+        counts: dict from a key, in which `{}` is the number of a layer, to the number of layers in
+            the config. Default empty.
+        notes: tuple of str. Explanations of missing or unexpected keys, one sentence each. Default
+            empty.
+        problems: tuple of str. Errors of the layer that is loaded, one sentence each. Default
+            empty.
     """
 
     keys: Mapping[str, Key]
@@ -77,7 +80,7 @@ class FamilyRules:
     def of_all(parts: Sequence[FamilyRules]) -> FamilyRules:
         """Returns the rules for a file that has the weights of several layers of a model.
 
-        A key is left out if each of them leaves it out. Several may have the same key.
+        A key is left out if the rules of all layers leave it out. Several layers may use one key.
         """
         if len(parts) == 1:
             return parts[0]
@@ -96,16 +99,19 @@ class FamilyRules:
         )
 
 
-class Rules:
-    """Patterns on paths of variables or layers, with their keys.
+class KeyRules:
+    """Patterns for paths of variables or layers, with their keys.
 
     Args:
-        mapping: dict from a regular expression, which must match the full path or its last
-            components, to a key or a `Key`. If it matches the path of a layer, the key lacks its
-            last part, "weight" or "bias".
+        mapping: dict from a regular expression to a str or a `Key`. The expression must match the
+            full path or its last components. If it matches the path of a layer, the last component
+            of the key ("weight" or "bias") is added.
+
+    Attributes:
+        used: set of str. Patterns that have matched a variable.
     """
 
-    def __init__(self, mapping: Mapped) -> None:
+    def __init__(self, mapping: KeyMapping) -> None:
         self._rules = [
             (pattern, compiled(pattern, f"mapping={pattern!r}"), _key(pattern, key))
             for pattern, key in mapping.items()
@@ -116,15 +122,16 @@ class Rules:
         self.used: set[str] = set()
 
     def keys(self, target: Target) -> list[tuple[str, Key, bool]]:
-        """Returns the possible keys of a variable, for each matching rule and each known name.
+        """Returns the keys of a variable from all matching rules.
 
         Returns:
-            For each rule: its pattern, a `Key` without groups, and True if it names the layer.
+            For each rule: its pattern, a `Key` without groups, and True if the pattern matches the
+            path of the layer.
         """
-        first: dict[int, tuple[re.Match[str], bool]] = {}  # by rule, its longest match
+        first: dict[int, tuple[re.Match[str], bool]] = {}  # the longest match of each rule
         layer_path = target.path.rpartition("/")[0]
         for path, is_layer in ((target.path, False), (layer_path, True)):
-            for end in ends(path):
+            for end in path_ends(path):
                 for i, match in self._patterns.matches(end):
                     first.setdefault(i, (match, is_layer))
         found = []
@@ -141,7 +148,7 @@ class Rules:
         return [pattern for pattern, _, _ in self._rules if pattern not in self.used]
 
     def unused_keys(self) -> dict[str, str]:
-        """Returns the patterns that match no variable, each with a pattern of its keys."""
+        """Returns the patterns that match no variable, each with a pattern for its keys."""
         return {
             pattern: rf"{re.escape(key.name)}(\..*)?"
             for pattern, _, key in self._rules
@@ -149,39 +156,51 @@ class Rules:
         }
 
 
-def candidates(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
-    """Returns the possible keys, each with True if its kernel is stored as in PyTorch."""
+def possible_keys(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
+    """Returns the possible keys of a variable in a file, without the prefix.
+
+    Args:
+        target: The variable.
+        key: Key from the mapping.
+        is_layer: bool. True if `key` is the key of the variable's layer.
+
+    Returns:
+        dict from each key to True for PyTorch's style, False for Keras's style, and None if the
+        style is unclear.
+    """
     if not is_layer:
         last = re.split(r"[./]", key.name)[-1]
-        return {key.name: _says(target, key.name, last)}
-    joint = "/" if "/" in key.name and "." not in key.name else "."
-    if target.name not in LEAVES:
-        name = f"{key.name}{joint}{target.name}"
-        return {name: _says(target, name, target.name)}
-    leaves = LEAVES[target.name]
-    return {f"{key.name}{joint}{leaf}" if leaf else key.name: says for leaf, says in leaves.items()}
+        return {key.name: _is_torch_style(target, key.name, last)}
+    separator = "/" if "/" in key.name and "." not in key.name else "."
+    if target.name not in _NAMES_IN_FILES:
+        name = f"{key.name}{separator}{target.name}"
+        return {name: _is_torch_style(target, name, target.name)}
+    return {
+        f"{key.name}{separator}{last}" if last else key.name: is_torch
+        for last, is_torch in _NAMES_IN_FILES[target.name].items()
+    }
 
 
-def _says(target: Target, name: str, last: str) -> bool | None:
-    """Returns True if the last part of a key is PyTorch's, False if Keras's, None if unclear."""
-    says = LEAVES.get(target.name, {}).get(last)
-    if says is None and last == target.name and "/" in name and "." not in name:
+def _is_torch_style(target: Target, name: str, last: str) -> bool | None:
+    """Returns True if the last component of a key is PyTorch's, False if Keras's, else None."""
+    is_torch = _NAMES_IN_FILES.get(target.name, {}).get(last)
+    if is_torch is None and last == target.name and "/" in name and "." not in name:
         return False  # a path of Keras
-    return True if says is None and last.startswith("weight") else says
+    return True if is_torch is None and last.startswith("weight") else is_torch
 
 
 def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[str]:
-    """Returns the prefixes with which most wanted keys exist; several if they are equally good.
+    """Returns the prefix with which most variables have a key; several prefixes for a draw.
 
     Args:
-        wanted: for each variable, its possible keys without the prefix.
-        keys: the existing keys.
+        wanted: For each variable, its possible keys without the prefix.
+        keys: Keys of the file.
     """
     owners: dict[str, list[int]] = {}
     for i, group in enumerate(wanted):
         for name in set(group):
             owners.setdefault(name, []).append(i)
-    found: dict[str, set[int]] = {}  # by prefix, the variables whose key exists
+    found: dict[str, set[int]] = {}  # variables with a key, by prefix
     for key in keys:
         for at in (0, *(i + 1 for i, character in enumerate(key) if character in "./")):
             if key[at:] in owners:
@@ -190,7 +209,7 @@ def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[st
     return sorted(prefix for prefix, there in found.items() if len(there) == most)
 
 
-def ends(path: str) -> Iterator[str]:
+def path_ends(path: str) -> Iterator[str]:
     """Yields a path, and its parts after each `/`, the longest first."""
     while path:
         yield path
@@ -198,12 +217,12 @@ def ends(path: str) -> Iterator[str]:
 
 
 def _expanded(match: re.Match[str], name: str) -> str:
-    """Returns a key's name with the groups of a match in it. Most names have none."""
+    """Returns a key's name with the groups of a match filled in. Most names have no groups."""
     return match.expand(name) if "\\" in name else name
 
 
 def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
-    """Raises a ValueError if a key names a group that its pattern lacks."""
+    """Raises a ValueError if a key refers to a group that its pattern lacks."""
     for name in (key.name, *key.copies):
         if "\\" not in name:
             continue
@@ -211,8 +230,8 @@ def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
             expression.sub(name, "")
         except (re.error, IndexError) as error:
             raise ValueError(
-                f"mapping[{pattern!r}]={name!r}: {error}: the pattern has {expression.groups} "
-                "groups, and a key may name these; write a backslash as two"
+                f"mapping[{pattern!r}]={name!r}: {error}. The pattern has {expression.groups} "
+                "groups, and a key may refer only to these. Write a backslash as two"
             ) from error
 
 
@@ -221,4 +240,4 @@ def _key(pattern: str, key: str | Key) -> Key:
         return Key(key)
     if isinstance(key, Key):
         return key
-    raise TypeError(f"mapping[{pattern!r}]={key!r}: give a key's name, or a tfwd.pretrained.Key")
+    raise TypeError(f"mapping[{pattern!r}]={key!r}: give a str or a tfwd.pretrained.Key")

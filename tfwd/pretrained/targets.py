@@ -1,4 +1,4 @@
-"""Variables of a model to load, each with the layer that owns it."""
+"""Variables of a model, each with its path and the layer that owns it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tfwd import _keras
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Variable of a model, with its owner and its path.
+    """Variable of a model, with its path and the layer that owns it.
 
     Attributes:
-        variable: the variable.
-        owner: the layer that owns the variable, inside all wrappers.
-        path: str. The names of the layers that contain it, without the model's, and its own name.
+        variable: The variable.
+        owner: Layer that owns the variable, inside all wrappers.
+        path: str. Names of the layers that contain the variable, and its own name, joined by "/".
+            The model's name is not in the path.
     """
 
     variable: keras.Variable
@@ -26,7 +27,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """Returns the variable's own name in its layer."""
+        """Returns the variable's name in its layer."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -44,7 +45,7 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
     """Returns the weights of a built model or layer, each once, with its first path.
 
     Raises:
-        ValueError: the model is not built, and has no weights yet.
+        ValueError: If the model is not built, because it then has no weights.
     """
     if not model.built:
         raise ValueError(
@@ -62,7 +63,10 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
 
 
 def paths_of(layer: keras.layers.Layer, prefix: str = "") -> Iterator[tuple[keras.Layer, str]]:
-    """Yields a layer and all layers inside, by every path, with the prefix of their variables."""
+    """Yields a layer and all layers inside, each with the beginning of its variables' paths.
+
+    A layer that is in several layers is yielded once for each.
+    """
     yield layer, prefix
     for held in _keras.layers.sublayers(layer):
         # A wrapper that replaces a layer has the layer's name.

@@ -225,7 +225,7 @@ def test_a_converted_file_has_paths_as_keys(tmp_path):
 
 def test_plans_of_wrong_arguments(tmp_path):
     by_hand.publish(tmp_path)
-    with pytest.raises(TypeError, match="model=None: give a Keras model or layer, built"):
+    with pytest.raises(TypeError, match="model=None: give a built Keras model or layer"):
         plan(None, tmp_path)
     with pytest.raises(TypeError, match=r"mapping=\['a'\] is a list: give a dict from patterns"):
         plan(T.Bert.from_pretrained(tmp_path), tmp_path, mapping=["a"])

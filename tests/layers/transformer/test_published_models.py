@@ -152,7 +152,7 @@ def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
     with pytest.raises(PlanError, match="'layer_2/attention/query/kernel' has no key") as caught:
         T.TransformerStack.from_pretrained(tmp_path / "model")
     first, second = str(caught.value).splitlines()[1:3]
-    assert first.startswith("- the config has 3 layers, and the file has 2")
+    assert first.startswith("- the config has 3 layers, but the file has 2")
     assert "'layer_2/" in second and "Is the file complete" in str(caught.value)
     with pytest.raises(PlanError, match="layer_0 is the file's layer 1, layer_1 is the file's lay"):
         T.TransformerStack.from_pretrained(tmp_path / "model", layers=[1, 2])
@@ -275,7 +275,7 @@ def test_two_streams_are_filled_by_one_models_weights():
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(both.second.weights, whole.layers[1].weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(PlanError, match="'first_to_second_0/attention/query/kernel' is given no"):
+    with pytest.raises(PlanError, match="'first_to_second_0/attention/query/kernel' has no"):
         load(both, folder, mapping=mapping, ignore=rest["ignore"])
 
 

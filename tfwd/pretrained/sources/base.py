@@ -1,4 +1,4 @@
-"""Sources of weights: the names, shapes and dtypes in a file, and its numbers in blocks."""
+"""Base class of files with weights: names, shapes and dtypes, and the numbers in blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 1 << 20  # bytes that are read at once, few enough for the cache of a core
-HEAD = 64  # numbers
+BLOCK = 1 << 20  # bytes that are read at once, so that they fit a core's cache
+HEAD = 64  # numbers that `head` returns
 
 ITEM_SIZES = {
     **{"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4},
@@ -30,8 +30,8 @@ class Entry:
     """Shape and dtype of a tensor in a source.
 
     Attributes:
-        shape: tuple of int.
-        dtype: str. The name of the dtype, as "bfloat16".
+        shape: tuple of int. The shape.
+        dtype: str. Name of the dtype, for example "bfloat16".
     """
 
     shape: tuple[int, ...]
@@ -44,12 +44,12 @@ class Entry:
 
 
 class Source(abc.ABC):
-    """File of weights, or folder of such files. It is a context manager that closes the file.
+    """File of weights, or several files. A context manager that closes them.
 
     Attributes:
-        path: str. The path.
-        entries: dict of the shapes and dtypes, by key.
-        transposed: bool. True if the kernels have the outputs first, as in PyTorch.
+        path: str. Path of the file.
+        entries: dict from each key to the shape and dtype of its tensor.
+        transposed: bool. True if kernels have the outputs first, as in PyTorch. Default False.
     """
 
     path: str
@@ -60,22 +60,22 @@ class Source(abc.ABC):
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yields the rows of a tensor (along its first axis) in blocks, in order.
 
-        The next block may reuse the memory of a block.
+        A block may be overwritten by the next block.
 
         Args:
-            key: str. The tensor's name.
-            into: flat array of the tensor's size and dtype, into which a source may read. The
-                blocks are then parts of it. Other sources ignore it.
+            key: str. Name of the tensor.
+            into: Flat array with the tensor's size and dtype. Some sources read into it, and yield
+                parts of it. Other sources ignore it. Default None, for other memory.
 
         Raises:
-            SourceError: the rows cannot be read.
+            SourceError: If the rows cannot be read.
         """
 
     def head(self, key: str) -> np.ndarray:
-        """Returns a few of a tensor's first numbers, flat.
+        """Returns a tensor's first numbers as a flat array, at most `HEAD`.
 
         Raises:
-            SourceError: the numbers cannot be read.
+            SourceError: If the numbers cannot be read.
         """
         return np.array(next(iter(self.blocks(key)), ())).reshape(-1)[:HEAD]
 
@@ -83,13 +83,16 @@ class Source(abc.ABC):
         """Returns a whole tensor.
 
         Raises:
-            SourceError: the tensor cannot be read, or is incomplete.
+            SourceError: If the tensor cannot be read, or is incomplete.
         """
         shape = self.entries[key].shape
         blocks = [np.array(block, ndmin=1) for block in self.blocks(key)]  # copies
         values = np.concatenate(blocks) if blocks else np.zeros(shape)
         if values.size != math.prod(shape):
-            raise SourceError(f"{self.path}: '{key}' ended after {values.size} numbers")
+            raise SourceError(
+                f"{self.path}: '{key}' ended after {values.size} of {math.prod(shape)} numbers: "
+                "get the file again"
+            )
         return values.reshape(shape)
 
     @abc.abstractmethod
@@ -104,27 +107,27 @@ class Source(abc.ABC):
 
 
 def rows_at_once(entry: Entry) -> int:
-    """Returns how many rows of a tensor are about a block."""
+    """Returns how many rows of a tensor make a block of about `BLOCK` bytes."""
     rows = entry.shape[0] if entry.shape else 1
     return max(1, BLOCK * rows // max(1, entry.nbytes))
 
 
 @contextlib.contextmanager
-def readable(path: str | os.PathLike[str], *errors: type[Exception]) -> Iterator[None]:
-    """Turns exceptions about a file into a `SourceError` with its name.
+def source_errors(path: str | os.PathLike[str], *errors: type[Exception]) -> Iterator[None]:
+    """Replaces exceptions about a file by a `SourceError` with its path.
 
     Args:
-        path: path of the file.
-        *errors: exceptions that a library raises for an incomplete file.
+        path: Path of the file.
+        *errors: Exceptions that a library raises for an incomplete file.
     """
     try:
         yield
     except SourceError:
         raise
     except FileNotFoundError as error:
-        raise SourceError(f"{path} is not there") from error
+        raise SourceError(f"{path} does not exist") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     except errors as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise SourceError(f"{path} is damaged, or no file of its kind: {reason}") from error
+        raise SourceError(f"{path} is damaged, or has the wrong extension: {reason}") from error

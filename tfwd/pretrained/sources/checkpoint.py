@@ -1,4 +1,4 @@
-"""Weights in TensorFlow's checkpoints."""
+"""Weights in TensorFlow checkpoints."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from tfwd.pretrained.sources.base import Entry, Source, readable
+from tfwd.pretrained.sources.base import Entry, Source, source_errors
 
-_OF_OBJECTS = "/.ATTRIBUTES/VARIABLE_VALUE"
+_OBJECT_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 _ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 _NOT_TENSORS = ("_CHECKPOINTABLE_OBJECT_GRAPH",)
 
 
 class CheckpointSource(Source):
-    """Source of weights in a TensorFlow checkpoint, by names or by objects.
+    """Source of weights in a TensorFlow checkpoint, saved by name or by object.
 
     Args:
-        path: the prefix of the checkpoint, which is the path without `.index`.
+        path: Prefix of the checkpoint, which is the path without `.index`.
 
     Raises:
-        SourceError: the checkpoint does not exist, or is incomplete.
+        SourceError: If the checkpoint does not exist, or is incomplete.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with readable(path, *_ERRORS):
+        with source_errors(path, *_ERRORS):
             self._reader = tf.train.load_checkpoint(path)
             shapes = self._reader.get_variable_to_shape_map()
             dtypes = self._reader.get_variable_to_dtype_map()
         self._names = {
-            name.removesuffix(_OF_OBJECTS): name for name in shapes if name not in _NOT_TENSORS
+            name.removesuffix(_OBJECT_SUFFIX): name for name in shapes if name not in _NOT_TENSORS
         }
         self.entries = {
             key: Entry(tuple(shapes[name]), dtypes[name].name)
@@ -39,7 +39,7 @@ class CheckpointSource(Source):
         }
 
     def blocks(self, key: str, into: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        with readable(self.path, *_ERRORS):
+        with source_errors(self.path, *_ERRORS):
             yield np.asarray(self._reader.get_tensor(self._names[key]))
 
     def close(self) -> None:

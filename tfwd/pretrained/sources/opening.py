@@ -1,4 +1,4 @@
-"""Opens a source of weights, whose kind depends on its path."""
+"""Opens a source of weights. The path determines its kind."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from tfwd.pretrained.sources.safetensors_files import (
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (
-    "is a pickle, which can run any program when it is read. tfwd does not read it. Convert it "
-    "with PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "is a pickle, which can run any program when it is read. tfwd does not read pickles. Convert "
+    "the file with PyTorch: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "'model.safetensors')"
 )
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Opens a source of weights, and reads only names, shapes and dtypes.
+    """Opens a source of weights. Reads only names, shapes and dtypes.
 
     Args:
-        path: a `.safetensors` file, the `.safetensors.index.json` of several, an `.npz` file, a
-            TensorFlow checkpoint (with or without `.index`), or a folder with one of these.
+        path: Path of a `.safetensors` file, of the `.safetensors.index.json` of several such files,
+            of an `.npz` file, of a TensorFlow checkpoint (with or without `.index`), or of a folder
+            with one of these.
 
     Raises:
-        SourceError: the path does not exist, or cannot be read.
+        SourceError: If the path does not exist, or cannot be read.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
@@ -52,24 +53,25 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if os.path.exists(f"{prefix}.index"):
         return CheckpointSource(prefix)
     if not os.path.exists(path):
-        raise SourceError(f"{path} is not there{hub_hint(path)}")
+        raise SourceError(f"{path} does not exist{hub_hint(path)}")
     raise SourceError(
-        f"{path} is none of .safetensors, .safetensors.index.json, .npz, or a checkpoint's .index"
+        f"{path} has an unknown extension: give a .safetensors, .safetensors.index.json or .npz "
+        "file, or a checkpoint's .index"
     )
 
 
 def hub_hint(path: str) -> str:
-    """Returns the hint for a missing path that looks like the name of a Hub model."""
+    """Returns the hint for a missing path that looks like the name of a model on the hub."""
     if path.count("/") > 1 or path.startswith((".", "/", "~")) or "." in os.path.basename(path):
         return ""
     return (
-        "; only folders and files are read, nothing is loaded from the network: for a model of the "
-        f"Hugging Face hub, hf download {path} --local-dir FOLDER"
+        ". tfwd reads only folders and files, and loads nothing from the network: download a "
+        f"model of the Hugging Face hub with hf download {path} --local-dir FOLDER"
     )
 
 
 def _in_folder(folder: str) -> str:
-    """Returns the only file of weights in a folder."""
+    """Returns the path of the weights in a folder. Raises a `SourceError` if none fits."""
     for name in (f"model{INDEX}", "model.safetensors"):
         path = os.path.join(folder, name)
         if os.path.exists(path):
@@ -79,7 +81,9 @@ def _in_folder(folder: str) -> str:
         found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
         if len(found) > 1:
             names = ", ".join(os.path.basename(one) for one in found)
-            raise SourceError(f"{folder} has several files of weights: name one of {names}")
+            raise SourceError(
+                f"{folder} has several files of weights: give the path of one of {names}"
+            )
         if found:
             check_inside(found[0])
             return found[0]
@@ -88,5 +92,6 @@ def _in_folder(folder: str) -> str:
     if pickled := [name for name in sorted(os.listdir(folder)) if name.endswith(PICKLES)]:
         raise SourceError(f"{os.path.join(folder, pickled[0])} {CONVERT}")
     raise SourceError(
-        f"{folder} has no weights: a .safetensors or .npz file, or a checkpoint of TensorFlow"
+        f"{folder} has no weights: give a folder with a .safetensors or .npz file, or with a "
+        "TensorFlow checkpoint"
     )

@@ -1,13 +1,12 @@
-"""Plan of which tensor of a file becomes which variable, with its problems, table and execution."""
+"""`Plan`: which tensor of a file is loaded into which variable, with all errors and a table."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -17,36 +16,37 @@ from tfwd import _keras
 from tfwd.pretrained import assign, listeners
 from tfwd.pretrained.chief_source import lockstep, open_together
 from tfwd.pretrained.layouts import Step
+from tfwd.pretrained.number_checks import problems_in_numbers
+from tfwd.pretrained.similar_names import SHOWN, hints
 from tfwd.pretrained.sources.base import Entry, Source, SourceError
+from tfwd.pretrained.text_table import list_lines, size_text, table_lines
 
-SHOWN = 10  # problems of one kind in a message
 WIDTH = 100  # characters in a line of a table
-TABLE_NAMES = 20  # names of one kind in a table; the plan's attributes have all
 
 
 class PlanError(ValueError):
-    """Error for weights that cannot be loaded; each line of the message is a reason."""
+    """Error for weights that cannot be loaded. Each line of the message is a reason."""
 
 
 @dataclasses.dataclass
 class Plan:
-    """Plan of which tensor becomes which variable, with all problems.
+    """Plan of which tensor is loaded into which variable, with all errors.
 
-    `print(plan)` shows it as a table. `apply` executes it.
+    `print(plan)` shows a table. `apply` loads the tensors.
 
     Attributes:
-        model: the model to load.
-        source: str. The path of the file.
-        steps: the tensor of each variable, in the model's order.
-        missing: dict from the paths of variables that the file lacks to the keys that were
-            expected. The first ten that may not be missing also have the nearest keys.
-        allowed: the paths in `missing` that may be missing.
-        unexpected: keys of the file that no variable takes.
-        left_out: keys of parts that the model lacks, or that are ignored.
-        mistakes: other problems, a sentence each.
-        strict: bool. Treats missing and unexpected keys as errors.
-        notes: explanations of missing or unexpected keys, a sentence each.
-        entries: the shape and dtype of each key in the file when the plan was made.
+        model: The model whose weights are loaded.
+        source: str. Path of the file.
+        steps: list. Each variable with its tensor, in the model's order.
+        missing: dict from the path of a variable to an error. It has the variables whose key is not
+            in the file. The first ten errors that are not allowed also name the nearest keys.
+        allowed: list of str. Paths in `missing` that may be missing.
+        unexpected: list of str. Keys of the file that no variable uses.
+        left_out: list of str. Keys that are ignored, or that belong to parts that the model lacks.
+        mistakes: list of str. Other errors, one sentence each.
+        strict: bool. True if missing and unexpected keys are errors.
+        notes: list of str. Explanations of missing or unexpected keys, one sentence each.
+        entries: dict. Shape and dtype of each key in the file when the plan was made.
     """
 
     model: keras.layers.Layer
@@ -62,14 +62,14 @@ class Plan:
     entries: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """Returns all reasons that prevent loading, a sentence each.
+        """Returns all errors that prevent loading, one sentence each.
 
-        The first ten of each kind have the nearest names.
+        The first ten errors of each kind also name the nearest keys or paths.
         """
         return [problem for group in self._problems() for problem in group]
 
     def check(self) -> None:
-        """Raises a `PlanError` if there are problems, with the first ten of each kind."""
+        """Raises a `PlanError` if there are errors, with the first ten of each kind."""
         groups = self._problems()
         if not any(groups):
             return
@@ -86,8 +86,7 @@ class Plan:
             lines = [*self.notes, *lines]
             hint = (
                 "\nIs the file complete, and for this model? allow_missing=[patterns of paths] "
-                "lets "
-                "variables keep their initial values. ignore=[patterns of keys] skips keys."
+                "lets variables keep their initial values. ignore=[patterns of keys] skips keys."
             )
         text = "".join(f"\n- {line}" for line in lines)
         raise PlanError(f"{self.source}: nothing was loaded.{text}{hint}")
@@ -106,51 +105,53 @@ class Plan:
     def apply(self, allow_overflow: bool = False) -> Plan:
         """Checks all numbers, and then assigns each variable its tensor.
 
-        On several workers, all must call it, and only the chief reads the file. See `load`.
+        On several workers, all workers must call it. Only the chief reads the file, as in `load`.
 
         Args:
-            allow_overflow: bool. Allows numbers that are too large for a variable's dtype to become
-                infinite.
+            allow_overflow: bool. Lets numbers that are too large for a variable's dtype become
+                infinite. Default False.
 
         Returns:
             The plan itself.
 
         Raises:
-            PlanError: there are problems, or the file has other names, shapes or dtypes than when
-                the plan was made, or workers have different plans. Then nothing is assigned.
-            SourceError: the file cannot be read.
-            tf.errors.UnavailableError: another worker ended.
+            PlanError: If the plan has errors, if names, shapes or dtypes in the file have changed
+                since the plan was made, or if workers have different plans. Nothing is assigned.
+            SourceError: If the file cannot be read.
+            tf.errors.UnavailableError: If another worker ended.
 
         Warns:
-            UserWarning: some numbers are NaN or infinite, or more than one in a thousand becomes 0
-                in a variable's dtype. If that holds for a whole tensor, it is an error.
+            UserWarning: If some numbers are NaN or infinite, or if more than one number in a
+                thousand becomes 0 in a variable's dtype. A tensor without any finite number, or
+                with only such zeros, is an error.
         """
         with self._workers() as workers:
             self._check_equal(workers, allow_overflow)
             self.check()
-            doubts: list[str] = []
+            warned: list[str] = []
             with self._opened(workers) as source:
-                if mistakes := assign.problems_in_numbers(
-                    source, self.steps, allow_overflow, doubts
-                ):
+                if mistakes := problems_in_numbers(source, self.steps, allow_overflow, warned):
                     lines = "".join(f"\n- {line}" for line in mistakes)
                     raise PlanError(f"{self.source}: nothing was loaded.{lines}")
-                assign.assign(source, self.steps, doubts)
-        _finalize_statistics(self.model, self.steps)
+                assign.assign(source, self.steps, warned)
+        assign.finalize_statistics(self.model, self.steps)
         listeners.tell(step.target.variable for step in self.steps)
-        if doubts:
-            more = f"; and {len(doubts) - SHOWN} more" if len(doubts) > SHOWN else ""
+        if warned:
+            more = f"; and {len(warned) - SHOWN} more" if len(warned) > SHOWN else ""
             warnings.warn(
-                f"{self.source} was loaded, but {'; '.join(doubts[:SHOWN])}{more}", stacklevel=2
+                f"{self.source} was loaded, but {'; '.join(warned[:SHOWN])}{more}", stacklevel=2
             )
         return self
 
     def value_of(self, variable: keras.Variable) -> np.ndarray | None:
-        """Returns the planned value of a variable of the model; None if the file has none for it.
+        """Returns the value that the plan loads into a variable; None if it loads none.
+
+        Args:
+            variable: Variable of the model.
 
         Raises:
-            PlanError: the file has other names, shapes or dtypes than when the plan was made.
-            SourceError: the file cannot be read.
+            PlanError: If names, shapes or dtypes in the file have changed since the plan was made.
+            SourceError: If the file cannot be read.
         """
         for step in self.steps:
             if step.target.variable is variable:
@@ -162,7 +163,7 @@ class Plan:
         return lockstep(self.model.weights, PlanError, SourceError)
 
     def _check_equal(self, workers: _keras.Lockstep, allow_overflow: bool) -> None:
-        """Raises a `PlanError` if the workers have different plans. One process has one plan."""
+        """Raises a `PlanError` if the workers have different plans."""
         if workers.is_alone:
             return
         steps = [
@@ -175,7 +176,7 @@ class Plan:
         for here, there in itertools.zip_longest(mine, chiefs, fillvalue="nothing more"):
             if here != there:
                 raise PlanError(
-                    f"{self.source}: nothing was loaded. This worker's plan has {here}; the "
+                    f"{self.source}: nothing was loaded. This worker's plan has {here}, but the "
                     f"chief's plan has {there}. Give all workers the same model and arguments"
                 )
 
@@ -213,52 +214,19 @@ class Plan:
         return table(self)
 
 
-def _finalize_statistics(model: keras.layers.Layer, steps: Iterable[Step]) -> None:
-    """Lets `Normalization` layers use their loaded statistics.
-
-    Such a layer computes with constants, which Keras makes from the variables. Functions that `fit`
-    or `predict` traced before contain the old constants.
-    """
-    owners = {id(step.target.owner): step.target.owner for step in steps}
-    loaded = [x for x in owners.values() if isinstance(x, keras.layers.Normalization)]
-    for layer in loaded:
-        layer.finalize_state()
-    if loaded:
-        for layer in _keras.layers.all_layers(model):
-            if isinstance(layer, keras.Model):
-                _keras.training.forget_functions(layer)
-
-
 def _changes(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
-    """Yields the differences between the names, shapes and dtypes of a file then and now."""
+    """Yields the changes of the names, shapes and dtypes in a file, one sentence each."""
     for key, entry in before.items():
         if key not in now:
-            yield f"key '{key}' is gone"
+            yield f"key '{key}' was removed"
         elif now[key] != entry:
             was, found = (f"{e.dtype} {e.shape}" for e in (entry, now[key]))
             yield f"key '{key}' was {was} and is {found}"
-    yield from (f"key '{key}' is new" for key in now if key not in before)
-
-
-def hints(names: Iterable[str]) -> Callable[[str], str]:
-    """Returns a function from a wrong name to a hint: the most similar names.
-
-    A hint compares the wrong name with all names. Only the first `SHOWN` wrong names get a hint, as
-    many as a message shows. So the time is linear in the number of keys if all keys are wrong.
-    """
-    candidates, given = list(names), itertools.count()
-
-    def hint(name: str) -> str:
-        if next(given) >= SHOWN:
-            return ""
-        found = difflib.get_close_matches(name, candidates, n=2, cutoff=0.5)
-        return f"; nearest: {', '.join(found)}" if found else ""
-
-    return hint
+    yield from (f"key '{key}' was added" for key in now if key not in before)
 
 
 def table(plan: Plan, width: int | None = WIDTH) -> str:
-    """Returns the plan as lines of at most `width` characters; None sets no limit."""
+    """Returns a plan as text, in lines of at most `width` characters; None sets no limit."""
     rows: list[tuple[str, ...]] = [
         (
             step.target.path,
@@ -267,57 +235,24 @@ def table(plan: Plan, width: int | None = WIDTH) -> str:
             step.entry.dtype
             if step.entry.dtype == step.target.dtype
             else f"{step.entry.dtype} to {step.target.dtype}",
-            size(step.entry.nbytes),
+            size_text(step.entry.nbytes),
         )
         for step in plan.steps
     ]
     dtypes = {row[3] for row in rows}
-    whole = f"{len(rows)} variables, {size(sum(s.entry.nbytes for s in plan.steps))}"
-    lines = [f"{plan.source}: {whole}{f', all {dtypes.pop()}' if len(dtypes) == 1 else ''}"]
+    total = f"{len(rows)} variables, {size_text(sum(s.entry.nbytes for s in plan.steps))}"
+    lines = [f"{plan.source}: {total}{f', all {dtypes.pop()}' if len(dtypes) == 1 else ''}"]
     head: tuple[str, ...] = ("variable", "key", "layout", "dtype", "size")
     if not dtypes:
         head, rows = (*head[:3], head[4]), [(*row[:3], row[4]) for row in rows]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    width = width or sum(widths) + 2 * len(head) + 10_000
-    room = max(width - sum(widths[2:]) - 2 * (len(head) - 1), 20)
-    if widths[0] + widths[1] > room:
-        share = room * widths[0] // (widths[0] + widths[1])
-        widths[:2] = share, room - share
-    for row in [head, *rows]:
-        cells = [_shortened(cell, wide) for cell, wide in zip(row, widths, strict=True)]
-        texts = [cell.ljust(wide) for cell, wide in zip(cells[:-1], widths, strict=False)]
-        lines.append("  ".join([*texts, cells[-1].rjust(widths[-1])]))
+    lines += table_lines(head, rows, width)
     allowed = [path for path in plan.missing if path in plan.allowed]
-    lines += _list("left out", plan.left_out, width)
-    lines += _list("missing, as allowed", allowed, width)
     missing = [f"{path} {what}" for path, what in plan.missing.items() if path not in allowed]
-    lines += _list("missing", missing, width)
-    lines += _list("unexpected", plan.unexpected, width)
+    lines += list_lines("left out", plan.left_out, width)
+    lines += list_lines("missing, as allowed", allowed, width)
+    lines += list_lines("missing", missing, width)
+    lines += list_lines("unexpected", plan.unexpected, width)
     if plan.unexpected or missing:
         lines += [f"note: {note}" for note in plan.notes]
     lines += [f"wrong: {mistake}" for mistake in plan.mistakes]
     return "\n".join(lines)
-
-
-def size(count: int) -> str:
-    """Returns a number of bytes as text, as "11.7 MB"."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"
-
-
-def _shortened(text: str, width: int) -> str:
-    """Returns the text. If it is too long, returns its end, which is more specific."""
-    return text if len(text) <= width else f"...{text[len(text) - width + 3 :]}"
-
-
-def _list(title: str, names: list[str], width: int) -> list[str]:
-    """Returns the lines of a titled list of names, which may be long."""
-    if not names:
-        return []
-    shown = [f"  {_shortened(name, width - 2)}" for name in names[:TABLE_NAMES]]
-    more = [f"  and {len(names) - TABLE_NAMES} more"] if len(names) > TABLE_NAMES else []
-    return [f"{title} ({len(names)}):", *shown, *more]

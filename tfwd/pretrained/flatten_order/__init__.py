@@ -1,0 +1,12 @@
+"""Order of features where a model flattens an image: PyTorch has another order than Keras.
+
+PyTorch flattens `[channels, height, width]`. Keras flattens `[height, width, channels]`. The next
+layer's weights therefore have their rows in another order. The same holds for the outputs of a
+`Dense` layer that are reshaped to an image. The model's graph shows both cases.
+
+- `orders.py`: the order of a tensor's axes, and of flattened features.
+- `layer_groups.py`: Keras layers that have the same effect on the order.
+- `reshape_rules.py`, `forward_rules.py`, `backward_rules.py`: the effect of one layer.
+- `layer_orders.py`: the orders that were found at each layer.
+- `propagation.py`: the pass through a model.
+"""

@@ -1,0 +1,75 @@
+"""Order that a layer requires of its inputs, from the order that later layers require."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.pretrained.flatten_order.layer_groups import (
+    CONCATENATION_LAYERS,
+    IMAGE_LAYERS,
+    ORDER_PRESERVING_LAYERS,
+    SEQUENCE_LAYERS,
+    image_axes,
+    is_reshape,
+    may_reorder_entries,
+    weights_of,
+)
+from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
+from tfwd.pretrained.flatten_order.orders import (
+    FlattenedAxes,
+    Shape,
+    TensorOrder,
+    UnknownFeatures,
+)
+from tfwd.pretrained.flatten_order.reshape_rules import flattened_order, reshaped_order
+
+
+def required_input_order(
+    layer: Any, required: TensorOrder, shape: Shape, result: Shape, recorder: OrderRecorder
+) -> TensorOrder:
+    """Returns the order that a layer requires of an input. Records the order of its outputs.
+
+    Args:
+        layer: Layer without wrappers, or operation of a graph.
+        required: Order that later layers require of the output.
+        shape, result: Shapes of the input and of the output.
+        recorder: Gets the order if the layer has weights along the output.
+    """
+    features = required if isinstance(required, (FlattenedAxes, UnknownFeatures)) else None
+    if isinstance(layer, IMAGE_LAYERS):
+        return image_axes(layer, len(shape)) if len(shape) > 1 else None
+    if isinstance(layer, keras.layers.Dense):
+        recorder.record(layer, "outputs", features)
+        if len(shape) < 2:
+            return None
+        return required if isinstance(required, tuple) else tuple(range(len(shape)))
+    if is_reshape(layer):
+        if len(shape) == 1 and len(result) > 1:
+            return flattened_order(required, result, layer.name)
+        return reshaped_order(required, result, shape, layer.name)
+    if isinstance(layer, keras.layers.Permute) and isinstance(required, tuple):
+        axes = [layer.dims.index(i + 1) for i in range(len(shape))]
+        return tuple(required[axis] for axis in axes)
+    if isinstance(layer, SEQUENCE_LAYERS) and len(shape) > 1:
+        return tuple(range(len(shape)))
+    if isinstance(layer, CONCATENATION_LAYERS):
+        if features is None:
+            return required
+        return UnknownFeatures(
+            f"'{layer.name}' joins the outputs with others, before they become an image"
+        )
+    if shape == result and isinstance(layer, ORDER_PRESERVING_LAYERS):
+        if features is not None:
+            recorder.record(layer, "inputs", features)
+        return required
+    has_weights = bool(weights_of(layer))
+    if shape == result and not may_reorder_entries(layer) and not has_weights:
+        return required
+    if features is not None and has_weights:
+        reason = f"its outputs become an image after '{layer.name}'"
+        for inner in _keras.layers.all_layers(layer):
+            recorder.record(inner, "outputs", UnknownFeatures(reason))
+    return None

@@ -1,0 +1,129 @@
+"""Order of a layer's output, from the orders of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfwd.pretrained.flatten_order.layer_groups import (
+    CONCATENATION_LAYERS,
+    IMAGE_LAYERS,
+    ORDER_PRESERVING_LAYERS,
+    SEQUENCE_LAYERS,
+    has_image_layers,
+    image_axes,
+    is_channels_first,
+    is_reshape,
+    may_reorder_entries,
+    operation_name,
+    weights_of,
+)
+from tfwd.pretrained.flatten_order.orders import (
+    Shape,
+    TensorOrder,
+    UnknownAxes,
+    UnknownFeatures,
+    common_order,
+    flattens_differently,
+    is_flattened,
+)
+from tfwd.pretrained.flatten_order.reshape_rules import flattened_order, reshaped_order
+
+
+def output_order(
+    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
+) -> TensorOrder:
+    """Returns the order of a layer's first output.
+
+    Args:
+        layer: Layer without wrappers, or operation of a graph.
+        orders: Orders of the inputs.
+        shapes: Shapes of the inputs.
+        result: Shape of the output.
+    """
+    order, shape = orders[0], shapes[0]
+    if isinstance(layer, IMAGE_LAYERS):
+        return image_axes(layer, len(result)) if len(result) > 1 else None
+    if isinstance(layer, SEQUENCE_LAYERS):
+        return tuple(range(len(result))) if len(result) > 1 else None
+    if isinstance(layer, keras.layers.Dense):
+        return _dense_output_order(layer, order, shape, result)
+    if isinstance(layer, keras.layers.Flatten):
+        return flattened_order(order, shape, layer.name, is_channels_first(layer))
+    if is_reshape(layer):
+        if len(result) == 1:
+            return flattened_order(order, shape, layer.name)
+        return reshaped_order(order, shape, result, layer.name)
+    if isinstance(layer, keras.layers.Permute):
+        return tuple(order[i - 1] for i in layer.dims) if isinstance(order, tuple) else None
+    has_flattened = any(map(is_flattened, orders))
+    if isinstance(layer, CONCATENATION_LAYERS) or operation_name(layer) in (
+        "concatenate",
+        "concat",
+    ):
+        if has_flattened:
+            return UnknownFeatures(f"'{layer.name}' joins flattened features with others")
+        return order if all(other == order for other in orders) else None
+    is_elementwise = result in shapes and not may_reorder_entries(layer)
+    if is_elementwise and (order or not has_image_layers(layer)):
+        return _elementwise_output_order(layer, orders, shapes, result)
+    if has_flattened:
+        return UnknownFeatures(f"'{layer.name}' changes flattened features")
+    if len(result) > 1:
+        return _other_axis_order(layer, order, shape)
+    return _other_feature_order(layer, order, shape, result) if result else None
+
+
+def _dense_output_order(
+    layer: keras.layers.Dense, order: TensorOrder, shape: Shape, result: Shape
+) -> TensorOrder:
+    """Returns the order of the outputs of a `Dense` layer, which acts on the last axis."""
+    if len(result) < 2:
+        return None
+    if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
+        return UnknownAxes(f"'{layer.name}' is on the channels of an image of {shape}")
+    return order if isinstance(order, UnknownAxes) else tuple(range(len(result)))
+
+
+def _elementwise_output_order(
+    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
+) -> TensorOrder:
+    """Returns the order of an output that combines the entries of its inputs one by one."""
+    same_shape = [order for order, shape in zip(orders, shapes, strict=True) if shape == result]
+    order = common_order(
+        same_shape, conflict=f"'{layer.name}' combines flattened features with others"
+    )
+    is_unknown_layer = bool(weights_of(layer)) and not isinstance(layer, ORDER_PRESERVING_LAYERS)
+    if is_unknown_layer and is_flattened(order) and len(set(same_shape)) == 1:
+        return UnknownFeatures(f"'{layer.name}' changes flattened features")
+    return order
+
+
+def _other_axis_order(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
+    """Returns the order of the axes that a custom layer or operation returns."""
+    if flattens_differently(order, shape):
+        return UnknownAxes(f"'{layer.name}' changes the axes of an image of {shape}")
+    if has_image_layers(layer):
+        return UnknownAxes(f"'{layer.name}' has convolutions inside, and may return an image")
+    return order if isinstance(order, UnknownAxes) else None
+
+
+def _other_feature_order(
+    layer: Any, order: TensorOrder, shape: Shape, result: Shape
+) -> TensorOrder:
+    """Returns the order of the features that a custom layer or operation returns."""
+    if has_image_layers(layer) and not _has_units(layer, result[0]):
+        return UnknownFeatures(f"'{layer.name}' has convolutions inside, and may flatten an image")
+    if not isinstance(order, tuple) or None in shape:
+        return None  # a tensor of unknown length is not flattened to features
+    if math.prod(shape) != result[0] or not flattens_differently(order, shape):
+        return None
+    return UnknownFeatures(f"'{layer.name}' flattens {shape}")
+
+
+def _has_units(layer: Any, count: int | None) -> bool:
+    """Returns True if a weight has as many outputs as the layer, which then flattens nothing."""
+    return any(tuple(weight.shape)[-1:] == (count,) for weight in layer.weights)

@@ -1,0 +1,89 @@
+"""Groups of Keras layers and operations that have the same effect on the order of axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfwd import _keras
+from tfwd.pretrained.flatten_order.orders import AxisOrder, channels_last
+
+
+def _named(*names: str) -> tuple[Any, ...]:
+    """Returns the Keras layers with these names. Older releases lack some."""
+    return tuple(getattr(keras.layers, name) for name in names if hasattr(keras.layers, name))
+
+
+def _of_ranks(*names: str) -> tuple[Any, ...]:
+    """Returns the Keras layers for one, two and three spatial axes."""
+    return _named(*(name.format(rank) for name in names for rank in (1, 2, 3)))
+
+
+# The outputs of these layers are images.
+IMAGE_LAYERS = (
+    *_of_ranks("Conv{}D", "Conv{}DTranspose", "SeparableConv{}D", "DepthwiseConv{}D"),
+    *_of_ranks("MaxPooling{}D", "AveragePooling{}D", "UpSampling{}D", "ZeroPadding{}D"),
+    *_of_ranks("Cropping{}D", "GlobalMaxPooling{}D", "GlobalAveragePooling{}D"),
+    *_of_ranks("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
+)
+# The outputs of these layers have the same axes in PyTorch.
+SEQUENCE_LAYERS = _named(
+    *("Embedding", "RNN", "Bidirectional", "MultiHeadAttention", "GroupQueryAttention"),
+    *("Attention", "AdditiveAttention", "EinsumDense"),
+)
+CONCATENATION_LAYERS = _named("Concatenate")
+# The outputs of these layers have the axes and features of the inputs.
+ORDER_PRESERVING_LAYERS = (
+    *_named("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax", "Dropout", "Identity"),
+    *_named("AlphaDropout", "GaussianDropout", "GaussianNoise", "ActivityRegularization"),
+    *_named("BatchNormalization", "LayerNormalization", "GroupNormalization", "Normalization"),
+    *_named("RMSNormalization", "UnitNormalization", "Rescaling", "Masking"),
+    *_of_ranks("SpatialDropout{}D"),
+)
+# Operations that may reorder the entries of a tensor without changing its shape.
+_REORDERING_OPERATIONS = (
+    *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
+    *("dot", "matmul", "einsum", "tensordot", "gather", "take"),
+)
+
+
+def operation_name(operation: Any) -> str:
+    """Returns the name of a function in a graph; "" for a layer."""
+    symbol = getattr(operation, "symbol", None)  # of Keras 2
+    if isinstance(symbol, str):
+        return symbol.rpartition(".")[2].lower()
+    return "" if isinstance(operation, keras.layers.Layer) else type(operation).__name__.lower()
+
+
+def is_reshape(layer: Any) -> bool:
+    """Returns True for a `Reshape` layer and for a reshape operation."""
+    return isinstance(layer, keras.layers.Reshape) or operation_name(layer) == "reshape"
+
+
+def may_reorder_entries(layer: Any) -> bool:
+    """Returns True for an operation that may change the order of a tensor's entries."""
+    name = operation_name(layer)
+    return any(word in name for word in _REORDERING_OPERATIONS)
+
+
+def is_channels_first(layer: Any) -> bool:
+    """Returns True for a layer with the channels on the first axis, as in PyTorch."""
+    return getattr(layer, "data_format", "channels_last") == "channels_first"
+
+
+def image_axes(layer: Any, rank: int) -> AxisOrder:
+    """Returns the order of the axes of the images that a layer takes or returns."""
+    return tuple(range(rank)) if is_channels_first(layer) else channels_last(rank)
+
+
+def has_image_layers(layer: Any) -> bool:
+    """Returns True for a layer that is or contains a layer of images."""
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    return any(isinstance(inner, IMAGE_LAYERS) for inner in _keras.layers.all_layers(layer))
+
+
+def weights_of(layer: Any) -> list[Any]:
+    """Returns the weights of a layer. An operation has none."""
+    return list(layer.weights) if isinstance(layer, keras.layers.Layer) else []

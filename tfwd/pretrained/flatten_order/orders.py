@@ -1,0 +1,118 @@
+"""Orders of a tensor's axes and of flattened features, relative to PyTorch.
+
+Shapes and orders do not include the first axis, which is the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+Shape = tuple[int, ...]
+AxisOrder = tuple[int, ...]  # for each axis of a Keras tensor, its position in PyTorch
+
+
+@dataclasses.dataclass(frozen=True)
+class FlattenedAxes:
+    """Known order of the features on an axis that was flattened, or that will be reshaped.
+
+    Attributes:
+        shape: tuple of int. Sizes of the flattened axes in Keras's order.
+        positions: tuple of int. Position of each of these axes in PyTorch's order.
+    """
+
+    shape: Shape
+    positions: AxisOrder
+
+    @property
+    def torch_shape(self) -> Shape:
+        """Returns the sizes in PyTorch's order."""
+        axes = sorted(range(len(self.positions)), key=self.positions.__getitem__)
+        return tuple(self.shape[axis] for axis in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownFeatures:
+    """Unknown order of flattened features. A layer with weights on these features is an error.
+
+    Attributes:
+        reason: str. Clause that says why the order is unknown.
+    """
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownAxes:
+    """Unknown order of a tensor's axes. It matters only if the axes are flattened later.
+
+    Attributes:
+        reason: str. Clause that says why the order is unknown.
+    """
+
+    reason: str
+
+
+# None: PyTorch has the same order, or nothing was flattened.
+FeatureOrder = FlattenedAxes | UnknownFeatures | None
+TensorOrder = AxisOrder | UnknownAxes | FeatureOrder
+
+
+def channels_last(rank: int) -> AxisOrder:
+    """Returns the order of the axes of an image with the channels last."""
+    return (*range(1, rank), 0)
+
+
+def flattened_axes(shape: Shape, order: AxisOrder) -> FlattenedAxes | None:
+    """Returns the order of the features of a flattened tensor; None if PyTorch has the same.
+
+    Args:
+        shape: Sizes of the axes, in Keras's order.
+        order: Position of each axis in PyTorch's order.
+    """
+    kept = [(position, size) for position, size in zip(order, shape, strict=True) if size != 1]
+    in_torch = sorted(position for position, _ in kept)
+    positions = tuple(in_torch.index(position) for position, _ in kept)
+    if positions == tuple(range(len(positions))):
+        return None
+    return FlattenedAxes(tuple(size for _, size in kept), positions)
+
+
+def flattened_image(torch_shape: Shape) -> FlattenedAxes | None:
+    """Returns the order of the features of a flattened image; None if PyTorch has the same.
+
+    Args:
+        torch_shape: Shape of the image in PyTorch, with the channels first. May be empty.
+    """
+    if not torch_shape:
+        return None
+    return flattened_axes((*torch_shape[1:], torch_shape[0]), channels_last(len(torch_shape)))
+
+
+def flattens_differently(order: TensorOrder, shape: Shape) -> bool:
+    """Returns True if PyTorch would flatten a tensor with known axes in another order."""
+    return isinstance(order, tuple) and flattened_axes(shape, order) is not None
+
+
+def is_flattened(order: TensorOrder) -> bool:
+    """Returns True for an order of features, known or unknown."""
+    return isinstance(order, (FlattenedAxes, UnknownFeatures))
+
+
+def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
+    """Returns the order that several orders agree on.
+
+    Args:
+        orders: The orders.
+        conflict: str. Reason of the unknown order if orders of flattened features differ.
+
+    Returns:
+        The order. None if there is none, or if orders of axes differ.
+    """
+    distinct = set(orders)
+    if len(distinct) < 2:
+        return distinct.pop() if distinct else None
+    if any(map(is_flattened, distinct)):
+        return UnknownFeatures(conflict)
+    known = distinct - {None}
+    return known.pop() if len(known) == 1 else None

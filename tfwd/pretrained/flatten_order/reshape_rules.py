@@ -1,0 +1,90 @@
+"""Effect of flattening and of other reshapes on the order of axes and features."""
+
+from __future__ import annotations
+
+from tfwd.pretrained.flatten_order.orders import (
+    FlattenedAxes,
+    Shape,
+    TensorOrder,
+    UnknownAxes,
+    UnknownFeatures,
+    channels_last,
+    flattened_axes,
+    flattens_differently,
+    is_flattened,
+)
+
+
+def flattened_order(
+    order: TensorOrder, shape: Shape, name: str, channels_first: bool = False
+) -> TensorOrder:
+    """Returns the order of the features of a flattened tensor.
+
+    In a backward pass, these are the features that are reshaped to the tensor.
+
+    Args:
+        order: Order of the tensor's axes.
+        shape: Shape of the tensor.
+        name: str. Name of the layer that flattens or reshapes.
+        channels_first: bool. True if Keras's `Flatten` moves the first axis behind the others
+            before it flattens. Default False.
+    """
+    if is_flattened(order):
+        return order
+    if None in shape or sum(size != 1 for size in shape) < 2:
+        return None
+    if isinstance(order, UnknownAxes):
+        return UnknownFeatures(order.reason)
+    if not isinstance(order, tuple):
+        if len(shape) < 3 and not channels_first:
+            return None
+        # An image with one channel or one position has the same order in both libraries.
+        if not flattened_axes(shape, channels_last(len(shape))) and not channels_first:
+            return None
+        return UnknownFeatures(f"the model does not show what the axes of {shape} at '{name}' are")
+    if channels_first:
+        shape, order = (*shape[1:], shape[0]), (*order[1:], order[0])
+    return flattened_axes(shape, order)
+
+
+def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -> TensorOrder:
+    """Returns the order of the axes of a tensor after a reshape to several axes.
+
+    Args:
+        order: Order of the axes before the reshape.
+        shape, result: Shapes before and after the reshape.
+        name: str. Name of the layer that reshapes.
+    """
+    if result == shape:
+        return order
+    if isinstance(order, FlattenedAxes):
+        if result[-1] == shape[-1]:
+            return order
+        if result == order.shape:
+            return order.positions
+        reason = f"'{name}' changes flattened features"
+        keeps_last = result[-1] == order.shape[-1]
+        return UnknownAxes(reason) if keeps_last else UnknownFeatures(reason)
+    if flattens_differently(order, shape):
+        reason = f"'{name}' is a reshape between an image of {shape} and {result}"
+    elif isinstance(order, UnknownAxes):
+        reason = order.reason
+    else:
+        return None
+    if _last_axis_keeps_order(order, shape, result):
+        return UnknownAxes(reason)
+    return UnknownFeatures(reason)
+
+
+def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> bool:
+    """Returns True if the entries on the last axis of a result have the same order in PyTorch."""
+    size, start = 1, len(shape)
+    while start and size != result[-1] and shape[start - 1] is not None:
+        start -= 1
+        size *= shape[start]
+    if size != result[-1]:  # the last axis is divided, or merged with a part of an axis
+        return bool(result[-1] and shape[-1]) and shape[-1] % result[-1] == 0
+    merged = shape[start:]
+    if isinstance(order, tuple):
+        return flattened_axes(merged, order[start:]) is None
+    return sum(size != 1 for size in merged) < 2

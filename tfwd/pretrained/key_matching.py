@@ -1,0 +1,214 @@
+"""Search for the tensor of each variable, with errors for keys that do not fit."""
+
+from __future__ import annotations
+
+import keras
+
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.orders import flattened_image
+from tfwd.pretrained.flatten_order.propagation import orders_by_layer
+from tfwd.pretrained.key_rules import (
+    FamilyRules,
+    Key,
+    KeyMapping,
+    KeyRules,
+    find_prefix,
+    possible_keys,
+)
+from tfwd.pretrained.layouts import Layout, Step
+from tfwd.pretrained.similar_names import hints
+from tfwd.pretrained.sources.base import Entry, Source
+from tfwd.pretrained.targets import Target
+from tfwd.pretrained.torch_layouts import layout_of
+from tfwd.pretrained.unknown_layouts import unknown_layout
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+class KeyMatching:
+    """Search for the tensor of each variable.
+
+    Args:
+        model: The model.
+        source: The open file.
+        targets: Variables of the model.
+        mapping, prefix, family_rules: As in `plan`.
+
+    Attributes:
+        prefix: str. Beginning of all keys.
+        mistakes: list of str. Errors, one sentence each.
+        unused_family_keys: dict from each pattern for paths in `family_rules.keys` that matches no
+            variable to a pattern for its keys.
+    """
+
+    def __init__(
+        self,
+        model: keras.layers.Layer,
+        source: Source,
+        targets: list[Target],
+        mapping: KeyMapping | None,
+        prefix: str | None,
+        family_rules: FamilyRules | None,
+    ) -> None:
+        self._source, self._targets = source, targets
+        self._orders = orders_by_layer(model)
+        self.mistakes: list[str] = list(family_rules.problems) if family_rules else []
+        rules = KeyRules(mapping or {})
+        family = KeyRules(family_rules.keys if family_rules else {})
+        # By path of a variable: its key in the mapping, and its possible keys in the file.
+        self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
+        for target in targets:
+            found = rules.keys(target) or family.keys(target)
+            if mapping is None and not found:
+                found = [("", Key(target.path, transposed=False), False)]
+            keys = {(key.name, is_layer) for _, key, is_layer in found}
+            if len(keys) > 1:
+                names = " and ".join(f"'{name}'" for name in sorted(name for name, _ in keys))
+                self.mistakes.append(
+                    f"'{target.path}' has two keys in the mapping, {names}: let only one pattern "
+                    "match it"
+                )
+            if found:
+                _, key, is_layer = found[0]
+                self._choices[target.path] = key, possible_keys(target, key, is_layer)
+        self.unused_family_keys = family.unused_keys()
+        self._report_unused(rules)
+        self.prefix = self._choose_prefix(prefix)
+
+    def steps(self) -> list[Step]:
+        """Returns each variable that has a tensor in the file, with this tensor."""
+        steps = [step for target in self._targets if (step := self._step(target)) is not None]
+        self._report_repeated_keys(steps)
+        return steps
+
+    def expected_key(self, target: Target) -> str | None:
+        """Returns the key that a variable should have; None if the mapping gives no key."""
+        if target.path not in self._choices:
+            return None
+        _, names = self._choices[target.path]
+        return self.prefix + next(iter(names))
+
+    def _step(self, target: Target) -> Step | None:
+        """Returns the tensor of a variable; None if the file has none for it."""
+        if target.path not in self._choices:
+            return None
+        key, names = self._choices[target.path]
+        styles = {self.prefix + name: is_torch for name, is_torch in names.items()}
+        found = [name for name in styles if name in self._source.entries]
+        copies = [self.prefix + copy for copy in key.copies]
+        copies = [copy for copy in copies if copy in self._source.entries]
+        if not found and copies:
+            found = [copies.pop(0)]
+        if not found:
+            return None
+        if len(found) > 1:
+            self.mistakes.append(
+                f"'{target.path}' has two keys in the file, '{found[0]}' and '{found[1]}': map the "
+                "variable, not its layer, to one of them, and ignore the other"
+            )
+        name = found[0]
+        transposed = key.transposed
+        if transposed is None:
+            transposed = styles.get(name)
+        if transposed is None:
+            transposed = self._source.transposed
+        orders = _orders_with_key(self._orders.get(id(target.owner)), key)
+        if orders != LayerOrders() and len(target.shape) == 1 and self._has_keras_kernel(target):
+            transposed = False  # "bias" is a name in both libraries
+        entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
+        if error := unknown_layout(target, key, transposed, orders):
+            self.mistakes.append(error)
+        elif entry.shape != layout.shape:
+            self.mistakes.append(_wrong_shape(target, layout, name, entry))
+        elif not _is_castable(entry.dtype, target.dtype):
+            self.mistakes.append(
+                f"'{target.path}' is {target.dtype}, and key '{name}' is {entry.dtype}: convert "
+                "the tensor in the file"
+            )
+        return Step(target, name, entry, layout, tuple(copies))
+
+    def _has_keras_kernel(self, target: Target) -> bool:
+        """Returns True if the file has another weight of the same layer in Keras's style."""
+        for other in self._targets:
+            if other.owner is not target.owner or other.path not in self._choices:
+                continue
+            key, names = self._choices[other.path]
+            if key.transposed is False:
+                return True
+            if any(
+                is_torch is False and self.prefix + name in self._source.entries
+                for name, is_torch in names.items()
+            ):
+                return True
+        return False
+
+    def _choose_prefix(self, prefix: str | None) -> str:
+        """Returns the beginning of all keys. Reports a prefix that no key has."""
+        if prefix is None:
+            return self._find_prefix()
+        if not prefix or any(key.startswith(prefix) for key in self._source.entries):
+            return prefix
+        found = self._find_prefix()  # with the wrong prefix, every variable would be missing too
+        self.mistakes.append(
+            f"prefix={prefix!r}: no key begins with it; the keys are found with prefix={found!r}"
+        )
+        return found
+
+    def _find_prefix(self) -> str:
+        names = [names for _, names in self._choices.values()]
+        found = find_prefix(names, self._source.entries)
+        if len(found) > 1:
+            self.mistakes.append(
+                f"the keys fit equally well with the prefix {found[0]!r} and with {found[1]!r}: "
+                "give one of them as prefix"
+            )
+        return found[0] if found else ""
+
+    def _report_unused(self, rules: KeyRules) -> None:
+        """Reports patterns of the mapping that match nothing."""
+        paths = [target.path for target in self._targets]
+        hint = hints({end for path in paths for end in (path, path.rpartition("/")[0])})
+        some = f"; there are {', '.join(paths[:5])}{', ...' if len(paths) > 5 else ''}"
+        self.mistakes += [
+            f"mapping: {pattern!r} matches no variable and no layer{hint(pattern) or some}"
+            for pattern in rules.unused()
+        ]
+
+    def _report_repeated_keys(self, steps: list[Step]) -> None:
+        """Reports keys that several variables use, unless the mapping allows it."""
+        users: dict[str, list[str]] = {}
+        for step in steps:
+            if not self._choices[step.target.path][0].repeated:
+                users.setdefault(step.key, []).append(step.target.path)
+        for key, paths in users.items():
+            if len(paths) > 1:
+                both = " and ".join(f"'{path}'" for path in paths[:2])
+                more = f" and {len(paths) - 2} more" if len(paths) > 2 else ""
+                self.mistakes.append(
+                    f"key '{key}' is used by several variables, {both}{more}: give each its own "
+                    "key, or Key(..., repeated=True) if they hold the same weight"
+                )
+
+
+def _orders_with_key(orders: LayerOrders | None, key: Key) -> LayerOrders:
+    """Returns the orders at a layer. A key with `flattened` defines the order of the inputs."""
+    orders = orders or LayerOrders()
+    if key.flattened is None:
+        return orders
+    return LayerOrders(flattened_image(tuple(key.flattened)), orders.outputs)
+
+
+def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
+    """Returns the error for a tensor with a wrong shape."""
+    error = f"'{target.path}' is {target.shape}"
+    if layout.shape != target.shape:
+        error += f", so the file must have {layout.shape} ({layout.words} when it is read)"
+    error += f"; but key '{key}' is {entry.shape}"
+    if entry.shape == target.shape:
+        error += f": map to Key({key!r}, transposed=False) if the file has Keras's order of axes"
+    return error
+
+
+def _is_castable(source: str, target: str) -> bool:
+    """Returns True if numbers of one dtype can be converted to another."""
+    return source in _FLOATS if "float" in target else source == target

@@ -1,0 +1,163 @@
+"""Layout of each variable in a PyTorch file, by the layer that owns the variable.
+
+PyTorch has the outputs on the first axis of a kernel, and Keras on the last. The layer determines
+which axes are outputs. tfwd knows them for Keras's own layers. For any other layer, the mapping
+must give the layout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatures
+from tfwd.pretrained.layouts import Layout
+from tfwd.pretrained.targets import Target
+
+_CONVOLUTIONS = (
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+    *(keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose),
+    *(keras.layers.SeparableConv1D, keras.layers.SeparableConv2D),
+)
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+_CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
+_SAME_IN_TORCH = (
+    keras.layers.Embedding,
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+)
+MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
+# PyTorch has the gates of a GRU in the order reset, update, new. Keras has update, reset, new.
+_GRU_GATES = (1, 0, 2)
+
+
+def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
+    """Returns the layout in which a file holds a variable.
+
+    Args:
+        target: The variable.
+        transposed: bool. True if the file has the outputs of a kernel first, as in PyTorch.
+        orders: Orders of the features that the owner takes and returns.
+    """
+    if not transposed:
+        return Layout.unchanged(target.shape)
+    layout = _layout_by_owner(target)
+    inputs, outputs = feature_orders(target, orders)
+    if not (isinstance(inputs, FlattenedAxes) or isinstance(outputs, FlattenedAxes)):
+        return layout
+    shape = target.shape
+    first = _split_axis(inputs, shape[0])
+    if len(shape) == 1:
+        return Layout(shape, first.torch_shape, first.positions, shape)
+    if layout.order is not None:  # a GRU
+        last = FlattenedAxes((3, shape[1] // 3), (0, 1))
+    else:
+        last = _split_axis(outputs, shape[1])
+    in_file = (*last.torch_shape, *first.torch_shape)
+    axes = (*(len(last.positions) + position for position in first.positions), *last.positions)
+    return Layout(layout.shape, in_file, axes, shape, layout.order)
+
+
+def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
+    """Returns the orders of the features on a variable's first axis, and on its second axis."""
+    owner, name, rank = target.owner, target.name, len(target.shape)
+    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
+        if rank == 2 and name == "kernel":
+            return orders.inputs, orders.outputs
+        return (orders.outputs if rank == 1 and name == "bias" else None), None
+    if rank == 2 or (rank == 1 and isinstance(owner, ORDER_PRESERVING_LAYERS)):
+        return orders.inputs, None
+    return (orders.inputs if isinstance(orders.inputs, UnknownFeatures) and rank else None), None
+
+
+def is_known_layout(target: Target) -> bool:
+    """Returns True if owner and name determine the order of a variable's axes in PyTorch."""
+    owner, name = target.owner, target.name
+    if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _SAME_IN_TORCH):
+        return True
+    if isinstance(owner, keras.layers.EinsumDense):
+        # PyTorch has no layer with a kernel per position, or with a kernel that is summed first.
+        inputs, kernel, output = _einsum_axes(owner)
+        once = all((axis in inputs) != (axis in output) for axis in kernel)
+        return name == "bias" or (name == "kernel" and once)
+    if isinstance(owner, _DEPTHWISE):  # its kernel has different names in Keras 2 and Keras 3
+        return name in ("kernel", "depthwise_kernel")
+    if isinstance(owner, _SEPARABLE):
+        return name in ("depthwise_kernel", "pointwise_kernel")
+    if isinstance(owner, _CELLS):
+        return name in ("kernel", "recurrent_kernel", "bias")
+    return isinstance(owner, (keras.layers.Dense, *_CONVOLUTIONS)) and name == "kernel"
+
+
+def _split_axis(order: FeatureOrder, size: int) -> FlattenedAxes:
+    """Returns the axes that one axis of a kernel is split into. Without an order, one axis."""
+    return order if isinstance(order, FlattenedAxes) else FlattenedAxes((size,), (0,))
+
+
+def _layout_by_owner(target: Target) -> Layout:
+    """Returns the layout in PyTorch of a variable without flattened inputs or outputs."""
+    shape, owner, name = target.shape, target.owner, target.name
+    if isinstance(owner, keras.layers.EinsumDense):
+        if name == "kernel":
+            return _einsum_layout(owner, shape)
+        return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
+    if not is_known_layout(target):
+        return Layout.permuted(shape, (1, 0)) if len(shape) == 2 else Layout.unchanged(shape)
+    if name not in MATRICES:
+        return Layout.unchanged(shape)
+    if isinstance(owner, _DEPTHWISE) or name == "depthwise_kernel":
+        return _depthwise_layout(shape)
+    if isinstance(owner, keras.layers.GRUCell):
+        return _gru_layout(shape)
+    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
+        return Layout.permuted(shape, (1, 0))
+    if isinstance(owner, _CONVOLUTIONS):
+        # PyTorch: outputs, inputs, positions; transposed: inputs, outputs, positions.
+        # Keras: positions, inputs, outputs; transposed: positions, outputs, inputs.
+        positions = len(shape) - 2
+        return Layout.permuted(shape, (*range(2, positions + 2), 1, 0))
+    return Layout.unchanged(shape)
+
+
+def _depthwise_layout(shape: tuple[int, ...]) -> Layout:
+    """Returns the layout of a depthwise kernel.
+
+    PyTorch's outputs are all multiples of the first input, then of the second input, and so on.
+    """
+    *positions, inputs, multiplier = shape
+    split = (inputs, multiplier, *positions)
+    axes = (*range(2, len(split)), 0, 1)
+    return Layout((inputs * multiplier, 1, *positions), split, axes, shape)
+
+
+def _gru_layout(shape: tuple[int, ...]) -> Layout:
+    """Returns the layout of a kernel of a GRU, which has three gates."""
+    inputs, width = shape
+    return Layout((width, inputs), (3, width // 3, inputs), (2, 0, 1), shape, _GRU_GATES)
+
+
+def _einsum_layout(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> Layout:
+    """Returns the layout of an einsum kernel, which is a matrix of all outputs by all inputs.
+
+    PyTorch has the axes in the order of the layer's output and input. The kernel may have them in
+    another order.
+    """
+    inputs_of, kernel, output = _einsum_axes(owner)
+    outputs = [axis for axis in output if axis in kernel]
+    inputs = [axis for axis in inputs_of if axis in kernel and axis not in output]
+    size = dict(zip(kernel, shape, strict=True))
+    order = [*outputs, *inputs]
+    split = tuple(size[axis] for axis in order)
+    in_file = (math.prod(size[a] for a in outputs), math.prod(size[a] for a in inputs))
+    return Layout(in_file, split, tuple(order.index(axis) for axis in kernel), shape)
+
+
+def _einsum_axes(owner: keras.layers.EinsumDense) -> tuple[str, str, str]:
+    """Returns the letters of the axes of an einsum layer's input, kernel and output."""
+    operands, _, output = owner.equation.replace(" ", "").replace("...", "").partition("->")
+    inputs, _, kernel = operands.partition(",")
+    return inputs, kernel, output

@@ -1,0 +1,74 @@
+"""Errors for variables whose layout in a PyTorch file is unknown."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatures
+from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.targets import Target
+from tfwd.pretrained.torch_layouts import MATRICES, feature_orders, is_known_layout
+
+
+def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrders) -> str | None:
+    """Returns the error for a variable whose layout is unknown; None if the layout is known.
+
+    Args:
+        target, transposed, orders: As in `layout_of`.
+        key: Key of the variable, which may define `transposed` itself.
+    """
+    if not transposed:
+        return None
+    if error := _unknown_order(target, key, orders):
+        return error
+    owner, shape, is_given = target.owner, target.shape, key.transposed is not None
+    start = f"'{target.path}' belongs to a {type(owner).__name__}"
+    if isinstance(owner, keras.layers.GRUCell) and not owner.reset_after:
+        if is_given or target.name not in MATRICES:
+            return None
+        return (
+            f"{start} with reset_after=False, whose formula differs from PyTorch's GRU: use "
+            "reset_after=True"
+        )
+    if is_known_layout(target) or sum(size > 1 for size in shape) < 2:
+        return None
+    start += ", and PyTorch's order of axes is known only for Keras's own layers"
+    if len(shape) != 2:
+        return (
+            f"{start}: write {shape} to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
+    if is_given:
+        return None
+    return (
+        f"{start}: map to Key({key.name!r}, transposed=True) if the file has the outputs first; "
+        "otherwise map to Key(..., transposed=False)"
+    )
+
+
+def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
+    """Returns the error for an unknown order of flattened features; None if the order is known."""
+    inputs, outputs = feature_orders(target, orders)
+    if isinstance(inputs, FlattenedAxes) and math.prod(inputs.shape) != target.shape[0]:
+        return (
+            f"'{target.path}' is {target.shape}, but Key({key.name!r}, flattened={key.flattened}) "
+            f"has {math.prod(inputs.shape)} entries: give the shape in PyTorch of the tensor that "
+            "is flattened before the layer"
+        )
+    orders_of_axes = (inputs, outputs)
+    unknown = next((o for o in orders_of_axes if isinstance(o, UnknownFeatures)), None)
+    if unknown is None:
+        return None
+    start = f"'{target.path}': {unknown.reason}, and PyTorch flattens channels first: "
+    if unknown is orders.outputs:
+        return (
+            f"{start}write its features to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
+    return (
+        f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
+        "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"
+    )
