@@ -164,7 +164,7 @@ def test_a_model_without_weights():
     optimizer.build(net.trainable_variables)
     decayed = DecoupledWeightDecay("sgd", 0.1, include="kernel")
     if IS_KERAS_2:
-        with pytest.raises(ValueError, match="their paths: there are none"):
+        with pytest.raises(ValueError, match="matches no variable; there are no variables"):
             decayed.build([])
         return
     # Keras 3 builds with no variables when it reads a file: patterns wait for the variables.
@@ -199,8 +199,8 @@ def test_the_table_says_why():
 @pytest.mark.parametrize(
     ("argument", "value", "right"),
     [
-        ("include", 3, "a regular expression, a list of them, or None"),
-        ("exclude", {"bias": True}, "a regular expression, a list of them, or None"),
+        ("include", 3, "a regular expression, a list of regular expressions, or None"),
+        ("exclude", {"bias": True}, "a regular expression, a list of regular expressions, or None"),
         ("multipliers", ["embedding"], "a dict from regular expressions to factors"),
         ("multipliers", "embedding", "a dict from regular expressions to factors"),
     ],
