@@ -31,8 +31,8 @@ def checked_seed(seed: Any) -> int | None:
     """
     if seed is None:
         return None
-    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed < 1 << 63:
+    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_integer or not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
     return int(seed)
 

@@ -25,7 +25,7 @@ from tfwd.layers._substitution.weight_selection import Parametrizations, Targete
 
 
 class Link(WeightPerturbationMixin):
-    """One `InPlace` in the call of one layer.
+    """The part of an `InPlace` that runs in the call of one layer.
 
     Args:
         owner: The `InPlace`.
@@ -123,7 +123,7 @@ class Link(WeightPerturbationMixin):
             return self._run(present, flag, function, names, values)
 
     def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Lets the layer create weights that a call of this kind uses, outside all scopes."""
+        """Lets the layer create the weights that a call of this kind uses, outside all scopes."""
         key = flag if isinstance(flag, bool) else None
         made_for = self._call_cache.made_for
         if key not in made_for and _keras.layers.awaits_call(self.layer):
@@ -215,9 +215,9 @@ class Link(WeightPerturbationMixin):
     def _preparing(
         self, calls: dict[InPlace, present_calls.Present]
     ) -> dict[InPlace, present_calls.Present]:
-        """Returns the present calls for reads before the layer's call, which need raw values.
+        """Returns the present calls for reads before the layer's call. Such reads need raw values.
 
-        Each link of the layer, this one and earlier ones, computes its own weights in the call.
+        Each link of the layer computes its own weights in the call.
         """
         hook = method_hooks.hook_of(self.layer)
         links = [] if hook is None else hook.links
@@ -244,7 +244,7 @@ class _PresentDraws:
         return self._owner.draws.share_across_replicas
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
-        """Returns the number of the present call, which its outermost layer has counted."""
+        """Returns the number of the present call. The outermost layer has counted the call."""
         return present_calls.by_owner()[self._owner].state
 
     def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
