@@ -30,9 +30,9 @@ class CheckFinite(keras.layers.Layer):
 
     With `action="raise"` non-finite elements raise an error, in eager mode and in graphs. The error
     comes before a later layer uses the tensor. XLA removes all operations that could stop a
-    program. So Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True` is
-    an error. `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that callback
-    this layer does nothing.
+    program. So Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True`
+    raises an error. `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that
+    callback this layer does nothing.
 
     With `action="count"` the layer counts elements in every mode and never raises an error.
     `report()` returns the counts since `reset()`, summed over all replicas.

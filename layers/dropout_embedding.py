@@ -33,7 +33,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         input_dim: int. Number of words.
         output_dim: int. Size of a word's vector.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        seed: int. Default None, which draws one from Keras's global seed.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         recompute: As in `Parametrized`.
         **kwargs: All other arguments of `keras.layers.Embedding`.
 

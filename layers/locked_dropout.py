@@ -28,7 +28,7 @@ class LockedDropout(keras.layers.Layer):
 
     Args:
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        seed: int. Default None, which draws one from Keras's global seed.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input and output: `[batch, time, ...]`, floating.

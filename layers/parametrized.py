@@ -42,12 +42,12 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         parametrizations: A parametrization for the default weights, as in `WeightDropout`. Or a
             dict from a pattern to a parametrization. A pattern is a regular expression. It must
             match a weight's full path, or its last components. If several patterns match, the first
-            one applies. A pattern matches a weight that is never trained, such as a moving mean,
-            only if it ends in the weight's own name, as `moving_mean` does. Weights of a frozen
-            layer are matched as usual. The pattern "all" stands for `.*`, every trained weight.
-            Write "(all)" for a weight of this name. A weight that no key matches is not
+            one applies. Some weights are never trained, such as moving means. A pattern matches
+            such a weight only if it ends in the weight's own name, as `moving_mean` does. Weights
+            of a frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
+            weight. Write "(all)" for a weight of this name. A weight that no key matches is not
             parametrized. (Other functions call such patterns `include`.)
-        seed: int. Default None, which draws one from Keras's global seed
+        seed: int. Default None, which draws a seed from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from
             the raw weight and the seed. Default True, which saves memory. In eager mode, or if the
@@ -69,8 +69,8 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             a weight is not floating; if a rate is out of range; if the layer is an RNN cell. The
             message names the layer and the weight. Some checks need weights. They run when the
             layer is built, or in the first call if that call creates the weights.
-        ValueError: On loading a weight file that the plain layer or model wrote. A
-            `tf.train.Checkpoint` cannot be checked, so restore one with the unwrapped layer.
+        ValueError: On loading a weight file that the plain layer or model wrote. A plain layer's
+            `tf.train.Checkpoint` cannot be checked, so restore it with the unwrapped layer.
         ValueError: In a training call inside `tf.recompute_grad` or `keras.remat`, which would draw
             another mask in backward.
 
@@ -113,7 +113,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
                 f"{{'kernel': Dropout(0.5)}}, or one parametrization; got {parametrizations!r}"
             )
         check_wrappable(layer)
-        # The wrapped layer's dtype policy applies, even if a config has another one.
+        # The wrapped layer's dtype policy applies, even if a config has another policy.
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         if isinstance(parametrizations, Mapping):

@@ -40,7 +40,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         weight_dropout: float, schedule or variable. Drop rate in [0, 1) of the recurrent kernel, as
             in `parametrizations.Dropout`. Default 0.5.
         seed: int. Also used by the LSTM's own `dropout` and `recurrent_dropout`. Default None,
-            which draws one from Keras's global seed.
+            which draws a seed from Keras's global seed.
         recompute: As in `Parametrized`.
         **kwargs: All other arguments of `keras.layers.LSTM`.
 

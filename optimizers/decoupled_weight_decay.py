@@ -46,8 +46,8 @@ class DecoupledWeightDecay(SumsRows):
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
-    - the current learning rate divided by the initial one with `"schedule"` (Loshchilov and
-      Hutter).
+    - the current learning rate divided by the initial learning rate with `"schedule"` (Loshchilov
+      and Hutter).
 
     The wrapper adds no state, except with `towards="start"`. Variables, learning rate and step
     counter belong to the wrapped optimizer. With `weight_decay=0` the wrapper equals the wrapped
@@ -60,9 +60,9 @@ class DecoupledWeightDecay(SumsRows):
     and around Lookahead, SWA and MovingAverage.
 
     Args:
-        optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, be inside one, and
-            have its own EMA, clipping and gradient accumulation. The decay is made once per update.
-            It does not affect clipping.
+        optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, or be inside a
+            LossScaleOptimizer. It can have its own EMA, clipping and gradient accumulation. The
+            decay is made once per update. It does not affect clipping.
         weight_decay: float, schedule, function without arguments, or scalar `tf.Variable`. The
             value d, at least 0. A schedule is called with the step, like a learning rate schedule.
         scale: "absolute", "learning_rate" or "schedule". Default "absolute".

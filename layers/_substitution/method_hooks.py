@@ -31,7 +31,7 @@ class Hook:
     """The links in the call of one layer. A copy of the layer has a hook without links.
 
     Attributes:
-        links: The links. The last one is called first.
+        links: The links. The last link is called first.
         replaced: The attributes that the layer itself had under the replaced names, such as a
             `call` of its own, or None.
         has_warned: True if the user was warned that a training step makes no training call.

@@ -136,7 +136,7 @@ def call(
         layer: Dense or EinsumDense layer, built.
         otherwise: The layer itself, or its `call`.
         inputs: `[B, ...]`.
-        *rest: Further positional arguments, for `otherwise`.
+        *rest: Other positional arguments, for `otherwise`.
         training: bool. Training flag. Default False.
         **given: Keyword arguments, for `otherwise`.
     """

@@ -1,8 +1,9 @@
 """Checks whether the call of a layer is Keras's own code, and therefore a pure function.
 
-Only a layer without custom code runs a second time in backward, shares the analysis of its call
-with equal layers, or gets a faster implementation. Custom code may draw from its own generator,
-count its calls, or change in between. tfwd cannot prove that custom code is repeatable.
+Only a layer without custom code can run a second time in backward. Only such a layer shares the
+analysis of its call with equal layers, or gets a faster implementation. Custom code may draw from
+its own generator, count its calls, or change in between. tfwd cannot prove that custom code is
+repeatable.
 """
 
 from __future__ import annotations
@@ -143,8 +144,8 @@ def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> 
     Args:
         layer: Any layer.
         kind: Keras class.
-        ours: bool. Ignores the overrides in classes of tfwd. Default False. A class of tfwd that
-            asks about itself passes True.
+        ours: bool. Ignores the overrides in classes of tfwd. Default False. Classes of tfwd pass
+            True for themselves.
     """
     plain = isinstance(layer, kind) and not _keras.layers.is_altered(layer)
     return plain and not _is_overridden(layer, kind, ours)

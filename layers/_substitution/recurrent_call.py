@@ -92,7 +92,7 @@ def call(
     if kind is None:
         raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
     if initial_state is not None and not isinstance(initial_state, (list, tuple)):
-        arguments["initial_state"] = [initial_state]  # a GRU has only one
+        arguments["initial_state"] = [initial_state]  # a GRU has only one state
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)
@@ -113,7 +113,7 @@ def fast_or_plain_call(
         layer: LSTM or GRU for which `is_plain` returns True.
         otherwise: The layer itself, or its `call`, which takes masks as arguments.
         sequences: `[batch, time, features]`.
-        *states: Further positional arguments: the initial state and the mask.
+        *states: Other positional arguments: the initial state and the mask.
         training: bool. Training flag. Default False.
         **given: Keyword arguments.
     """

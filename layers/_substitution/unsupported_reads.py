@@ -16,7 +16,7 @@ from tfwd import _keras
 
 # A layer's wrong use of a weight, and the remedy.
 PAST_KERAS = (
-    "reads its weight '{}' without Keras (as a stored tf.Variable, or as one that another function "
+    "reads its weight '{}' without Keras (as a tf.Variable that is stored, or that another function "
     "has captured), so no other value can be substituted: read it as self.<weight> in call()"
 )
 ASSIGNED = (
@@ -118,7 +118,7 @@ def kept_tensors_explained(name: str) -> Iterator[None]:
         if "out of scope" not in str(error):
             raise
         raise ValueError(
-            f"layer '{name}', or one inside it, uses a tensor of an earlier call. The usual cause "
-            "is a method that is a tf.function and keeps the weights that it was traced "
+            f"layer '{name}', or a layer inside it, uses a tensor of an earlier call. The usual "
+            "cause is a method that is a tf.function and keeps the weights that it was traced "
             "with: remove its decorator, or pass it the weights as arguments"
         ) from error

@@ -274,7 +274,7 @@ class TokenIdInputs:
                 given[name] = value
             else:
                 raise ValueError(
-                    f"{where}: {name or key} is given twice, once as {key!r}: remove one"
+                    f"{where}: {name or key} is given twice, once as {key!r}: pass it once"
                 )
         if ids is None:
             raise ValueError(

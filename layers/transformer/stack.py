@@ -17,7 +17,7 @@ from tfwd.layers.transformer.layer import TransformerLayer
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class TransformerStack(Published):
-    """A stack of transformer layers. Each layer runs on the output of the previous one.
+    """A stack of transformer layers. Each layer runs on the output of the previous layer.
 
     Formula: `h_0 = x`, `h_i = layer_i(h_(i-1))`. The output is the last state.
 

@@ -96,7 +96,7 @@ class Link(WeightPerturbationMixin):
         """Calls the layer, on effective weights in training.
 
         Args:
-            function: The link before this one, or the layer's own call.
+            function: The previous link, or the layer's own call.
             *args: Positional arguments of the layer's `call`.
             **kwargs: Keyword arguments of the layer's `call`.
         """
@@ -168,7 +168,7 @@ class Link(WeightPerturbationMixin):
         Args:
             present: Present call of the parametrizations.
             flag: Training flag of the layer.
-            function: The link before this one, or the layer's own call.
+            function: The previous link, or the layer's own call.
             args: Positional arguments.
             kwargs: Keyword arguments, without the training flag.
         """

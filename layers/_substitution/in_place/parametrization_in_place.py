@@ -28,7 +28,7 @@ class InPlace:
         target: Built layer or model.
         targeted: Parametrized weights. Positions are indices in `target.weights`.
         patterns: The pattern that selected each parametrized weight.
-        seed: int. Default None, which draws one from Keras's global seed.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         recompute: bool. As in `Parametrized`. Default True.
         share_across_replicas: bool. As in `Parametrized`. Default False.
 
@@ -212,7 +212,7 @@ class InPlace:
     def bound_ahead(
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
-        """Returns a variable's parametrization `ahead` calls from now, if it has one."""
+        """Returns a variable's parametrization `ahead` calls from now, or an empty list."""
         found = self.by_id.get(id(variable))
         if found is None or found[1].is_identity:
             return []

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-# An `InPlace`, whose module imports this one.
+# An `InPlace`. Its module imports this module.
 Owner = Any
 
 

@@ -127,7 +127,7 @@ class Published(Composite):
                 `config.json`.
             layers: As in `from_config`. The file's other layers are not reported as unexpected.
             prefix: As in `tfwd.pretrained.plan`.
-            mapping: As in `tfwd.pretrained.plan`. It comes before the family's own rules.
+            mapping: As in `tfwd.pretrained.plan`. It has precedence over the family's own rules.
             ignore: As in `tfwd.pretrained.plan`.
             allow_missing: As in `tfwd.pretrained.plan`.
             strict: As in `tfwd.pretrained.plan`.
