@@ -90,7 +90,9 @@ def call(
     arguments = {"initial_state": initial_state, "mask": mask, "training": training}
     kind = _kind(layer)
     if kind is None:
-        raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
+        raise TypeError(
+            f"layer '{layer.name}' is of type {type(layer).__name__}: expected an LSTM or a GRU"
+        )
     if initial_state is not None and not isinstance(initial_state, (list, tuple)):
         arguments["initial_state"] = [initial_state]  # a GRU has only one state
     if not _applies(layer, sequences):

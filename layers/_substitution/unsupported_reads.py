@@ -16,8 +16,9 @@ from tfwd import _keras
 
 # A layer's wrong use of a weight, and the remedy.
 PAST_KERAS = (
-    "reads its weight '{}' without Keras (as a tf.Variable that is stored, or that another function "
-    "has captured), so no other value can be substituted: read it as self.<weight> in call()"
+    "reads its weight '{}' without Keras (as a tf.Variable that is stored, or that another "
+    "function has captured), so no other value can be substituted: read it as self.<weight> in "
+    "call()"
 )
 ASSIGNED = (
     "assigns to its weight '{}' in its call, so the weight cannot be parametrized: exclude it from "

@@ -133,7 +133,7 @@ class DecayRules:
         if pattern is None or self.multipliers is None:
             return Choice(1.0, reason)
         factor = float(self.multipliers[pattern])
-        return Choice(factor, f"{reason}, times {factor:g} by {pattern!r}")
+        return Choice(factor, f"{reason}, multiplier {factor:g} from {pattern!r}")
 
     def _first(self, kind: str, path: str) -> str | None:
         for pattern in getattr(self, kind) or ():

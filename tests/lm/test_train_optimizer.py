@@ -73,7 +73,7 @@ def test_decayed_weights_are_shown_at_the_start(text, tmp_path, capsys):
     train(config, str(tmp_path), StopRequest())
     shown = capsys.readouterr().out
     assert shown.count("decay per update") == 1
-    assert "times 0.25 by 'embeddings'" in shown and "exclude 'bias'" in shown
+    assert "multiplier 0.25 from 'embeddings'" in shown and "exclude 'bias'" in shown
     assert "no gradient reaches" not in shown
 
 

@@ -186,7 +186,7 @@ def test_the_table_says_why():
     top = "" if IS_KERAS_2 else "m/"  # Keras 2 names variables without the model
     assert [(row.path, row.reason) for row in rows] == [
         (f"{top}hidden/kernel", "include '.*kernel'"),
-        (f"{top}hidden/bias", "include 'hidden/bias', times 3 by 'hidden/bias'"),
+        (f"{top}hidden/bias", "include 'hidden/bias', multiplier 3 from 'hidden/bias'"),
         (f"{top}out/kernel", "exclude 'out/.*'"),
         (f"{top}out/bias", "exclude 'out/.*'"),
     ]
