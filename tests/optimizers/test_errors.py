@@ -83,7 +83,7 @@ def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
             "scale='lr': expected one of absolute, learning_rate, schedule",
         ),
         ({"sparse": "row"}, ValueError, "sparse='row': expected one of table, rows"),
-        ({"include": []}, ValueError, "pass None for every variable"),
+        ({"include": []}, ValueError, "pass None for all variables"),
         ({"include": "("}, ValueError, r"include pattern '\(' is not a regular expression"),
         ({"exclude": [3]}, ValueError, "exclude pattern 3 is not a regular expression"),
         (
