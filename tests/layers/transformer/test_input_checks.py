@@ -135,9 +135,9 @@ def test_t5_takes_a_dict():
         ((IDS * np.nan,), {}, r"ids must be whole numbers, but begins with \[nan"),
         ((IDS - 1.0,), {}, "ids must be from 0 to 19, but has values from -1.0 to 7.0"),
         ((tf.RaggedTensor.from_tensor(IDS),), {}, "ids is a RaggedTensor: .* by to_tensor"),
-        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, but goes fr"),
+        ((IDS,), {"token_type_ids": TYPES + 1}, "token_type_ids must be from 0 to 1, but has val"),
         ((IDS,), {"token_type_ids": TYPES[:, :2]}, r"token_type_ids has the shape \[2, 2\], but"),
-        ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, but has values from 5"),
+        ((IDS,), {"position_ids": IDS + 5}, "position_ids must be from 0 to 11, but has values f"),
         (
             (np.ones((1, 13), int),),
             {},
