@@ -30,9 +30,9 @@ class CheckFinite(keras.layers.Layer):
 
     With `action="raise"` non-finite elements raise an error, in eager mode and in graphs. The error
     comes before a later layer uses the tensor. XLA removes all operations that could stop a
-    program. So Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True` is
-    an error. `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that callback
-    this layer does nothing.
+    program. So Keras 3 does not choose XLA for a model with such a layer, and `jit_compile=True`
+    raises an error. `tfwd.callbacks.FiniteCheck` checks every layer, also under XLA. Under that
+    callback this layer does nothing.
 
     With `action="count"` the layer counts elements in every mode and never raises an error.
     `report()` returns the counts since `reset()`, summed over all replicas.
@@ -111,28 +111,28 @@ class CheckFinite(keras.layers.Layer):
         if self.action == "raise":
             return _both_ways(
                 x,
-                lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {FORWARD}"),
-                lambda tensor: _stopped(tensor, f"layer '{self.name}'{which}: {BACKWARD}"),
+                lambda tensor: _asserted(tensor, f"layer '{self.name}'{which}: {FORWARD}"),
+                lambda tensor: _asserted(tensor, f"layer '{self.name}'{which}: {BACKWARD}"),
             )
-        held = private_graph_apis.held_here(_keras.variables.tf_variable(self.backward_counts))
+        resource = private_graph_apis.held_here(_keras.variables.tf_variable(self.backward_counts))
         return _both_ways(
             x,
             lambda tensor: _counted(tensor, self.forward_counts),
-            lambda tensor: _counted(tensor, self.backward_counts, held),
+            lambda tensor: _counted(tensor, self.backward_counts, resource),
         )
 
     def report(self) -> str:
         """Returns a line for each pass, forward and backward, with non-finite elements.
 
         Returns:
-            The lines. "" if all elements were finite, and always with `action="raise"`.
+            The lines. "" if all elements were finite. Always "" with `action="raise"`.
         """
         lines = []
-        for way, variable in zip((FORWARD, BACKWARD), self._counts(), strict=False):
+        for label, variable in zip((FORWARD, BACKWARD), self._counts(), strict=False):
             nan, positive, negative, size = _total(variable)
             summary = Summary(size, nan, positive, negative, 0, 0.0, 0.0)
             if summary.non_finite:
-                lines.append(f"layer '{self.name}': {way} has {summary}")
+                lines.append(f"layer '{self.name}': {label} has {summary}")
         return "\n".join(lines)
 
     def reset(self) -> None:
@@ -173,32 +173,32 @@ def _both_ways(x: tf.Tensor, forward: Check, backward: Check) -> tf.Tensor:
     return tap(forward(x))
 
 
-def _stopped(tensor: Any, whose: str) -> Any:
-    """Returns the tensor. Its users wait until it has been checked."""
+def _asserted(tensor: Any, label: str) -> Any:
+    """Returns the tensor. Operations that use it wait until it has been checked."""
 
-    def stop() -> tf.Tensor:
-        tf.debugging.Assert(False, [whose + " has " + _in_words(summarize(tensor))])
+    def fail() -> tf.Tensor:
+        tf.debugging.Assert(False, [label + " has " + _in_words(summarize(tensor))])
         return tf.constant(False)
 
-    looked = tf.cond(all_finite([tensor]), lambda: tf.constant(True), stop)
-    with tf.control_dependencies([looked]):
+    is_finite = tf.cond(all_finite([tensor]), lambda: tf.constant(True), fail)
+    with tf.control_dependencies([is_finite]):
         return tf.nest.map_structure(tf.identity, tensor, expand_composites=True)
 
 
-def _counted(tensor: Any, counts: keras.Variable, held: tf.Tensor | None = None) -> Any:
+def _counted(tensor: Any, counts: keras.Variable, resource: tf.Tensor | None = None) -> Any:
     """Returns the tensor and counts its elements.
 
     Args:
         tensor: Tensor to count.
         counts: Variable to which the counts are added.
-        held: Resource of `counts` in a loop or a branch. Default None, elsewhere.
+        resource: Resource of `counts`, inside a loop or a branch. Default None, outside of them.
     """
     summary = summarize(tensor)
     found = tf.stack([summary.nan, summary.positive_inf, summary.negative_inf, summary.size])
-    if held is None:
+    if resource is None:
         _add(counts, found)
     else:
-        tf.raw_ops.AssignAddVariableOp(resource=held, value=found)
+        tf.raw_ops.AssignAddVariableOp(resource=resource, value=found)
     return tensor
 
 

@@ -19,9 +19,8 @@ from tfwd.parametrizations import Dropout
 class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
     """An embedding layer with dropout on its rows: a dropped word is zero in the whole batch.
 
-    Formula: `y = m[i] E[i] / keep` for the id `i`, with `m[i] ~ Bernoulli(keep)`. There is one draw
-    per word of the vocabulary and training call. `keep` is `1 - rate` rounded to a multiple of
-    2^-16.
+    Formula: `y = m[i] E[i] / keep` for the id `i`, with `m[i] ~ Bernoulli(keep)`. Each training
+    call draws once per word of the vocabulary. `keep` is `1 - rate` rounded to a multiple of 2^-16.
 
     It equals `Parametrized(Embedding(...), {"embeddings": Dropout(rate, noise_shape=(None, 1))})`,
     with the same draws. The matrix is not copied: only the rows of the batch are read. The gradient
@@ -34,7 +33,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
         input_dim: int. Number of words.
         output_dim: int. Size of a word's vector.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        seed: int. Default None, which draws one from Keras's global seed.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         recompute: As in `Parametrized`.
         **kwargs: All other arguments of `keras.layers.Embedding`.
 
@@ -68,7 +67,7 @@ class DropoutEmbedding(WeightPerturbationMixin, keras.layers.Embedding):
 
     @property
     def rate(self) -> Any:
-        """The drop rate that was given."""
+        """The given drop rate."""
         return self.parametrizations["embeddings"].rate
 
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:

@@ -19,8 +19,8 @@ from tfwd.parametrizations import Dropout
 class LockedDropout(keras.layers.Layer):
     """Variational dropout, which drops the same features of a sequence at all time steps.
 
-    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. `keep` is `1
-    - rate` rounded to a multiple of 2^-16. Each example of the batch has its own mask.
+    Formula: `y[b, t, ...] = m[b, ...] x[b, t, ...] / keep` with `m ~ Bernoulli(keep)`. Each example
+    of the batch has its own mask. `keep` is `1 - rate` rounded to a multiple of 2^-16.
 
     It differs from `keras.layers.SpatialDropout1D` in its seeds. A mask depends only on the seed,
     the training-call counter and the replica. The draws continue after a restart. Backward stores
@@ -28,7 +28,7 @@ class LockedDropout(keras.layers.Layer):
 
     Args:
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
-        seed: int. Default None, which draws one from Keras's global seed.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Input and output: `[batch, time, ...]`, floating.
@@ -58,7 +58,7 @@ class LockedDropout(keras.layers.Layer):
 
     @property
     def rate(self) -> Any:
-        """The drop rate that was given."""
+        """The given drop rate."""
         return self._dropout.rate
 
     @property
@@ -90,11 +90,11 @@ class LockedDropout(keras.layers.Layer):
 
         def drop() -> tf.Tensor:
             if part is not None:
-                whole = (None, 1, *inputs.shape[2:])
-                return dropout_and_noise.dropout(inputs, rate, seed, whole, part.of(inputs))
+                mask_shape = (None, 1, *inputs.shape[2:])
+                return dropout_and_noise.dropout(inputs, rate, seed, mask_shape, part.of(inputs))
             shape = tf.shape(inputs)
-            one_step = tf.concat([shape[:1], [1], shape[2:]], axis=0)
-            return dropout_and_noise.dropout(inputs, rate, seed, one_step)
+            mask_shape = tf.concat([shape[:1], [1], shape[2:]], axis=0)
+            return dropout_and_noise.dropout(inputs, rate, seed, mask_shape)
 
         outputs = training_flag.cond(training, drop, lambda: tf.identity(inputs))
         outputs.set_shape(inputs.shape)
@@ -106,8 +106,8 @@ class LockedDropout(keras.layers.Layer):
     def unwrapped(self) -> keras.layers.Layer:
         """Returns a plain Keras layer with the same dropout.
 
-        It is `SpatialDropout1D`, or `Dropout` for other ranks. A rate that is a schedule or a
-        variable becomes 0.
+        It is `SpatialDropout1D` for inputs of rank 3, and `Dropout` for other ranks. A rate that is
+        a schedule or a variable becomes 0.
         """
         rate = float(self.rate) if isinstance(self.rate, numbers.Real) else 0.0
         options = {"name": self.name, "dtype": self.dtype_policy}

@@ -36,7 +36,7 @@ class Mixout(SingleParametrization):
         >>> from tfwd import layers
         >>> dense = layers.Mixout(keras.layers.Dense(3), rate=0.5, seed=1)
         >>> x = tf.ones((1, 4))
-        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # nothing has moved yet
+        >>> bool(tf.reduce_all(dense(x, training=True) == dense.layer(x)))  # no weight has changed
         True
         >>> dense.layer.kernel.assign_add(tf.ones((4, 3))) is None
         False
@@ -77,5 +77,5 @@ class Mixout(SingleParametrization):
 
     @property
     def rate(self) -> Any:
-        """The drop rate that was given."""
+        """The given drop rate."""
         return self.parametrization.rate

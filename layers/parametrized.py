@@ -23,7 +23,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
 
     Formula: a call computes `layer(x; w')`. `w'_i = p_i(w_i)` for each weight `i` that a pattern
     matches, and `w'_i = w_i` for the others. Gradients go to the raw weights:
-    `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the wrapped layer runs unchanged. Only
+    `dL/dw_i = dL/dw'_i * dw'_i/dw_i`. In evaluation the wrapped layer runs unchanged, except that
     deterministic parametrizations also act there.
 
     Every training call draws once, for the whole batch and all time steps. (With
@@ -42,17 +42,17 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         parametrizations: A parametrization for the default weights, as in `WeightDropout`. Or a
             dict from a pattern to a parametrization. A pattern is a regular expression. It must
             match a weight's full path, or its last components. If several patterns match, the first
-            one applies. Weights that are never trained, such as moving statistics, are excluded
-            unless the pattern ends in the weight's own name, as `moving_mean` does. Weights of a
-            frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
-            weight. Write "(all)" for a weight of this name. The keys are what other functions call
-            `include`: a weight that no key matches is not parametrized.
-        seed: int. Default None, which draws one from Keras's global seed
+            one applies. Some weights are never trained, such as moving means. A pattern matches
+            such a weight only if it ends in the weight's own name, as `moving_mean` does. Weights
+            of a frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
+            weight. Write "(all)" for a weight of this name. A weight that no key matches is not
+            parametrized. (Other functions call such patterns `include`.)
+        seed: int. Default None, which draws a seed from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from
             the raw weight and the seed. Default True, which saves memory. In eager mode, or if the
-            training flag is a tensor, backward runs the layer a second time. This needs a layer
-            that consists only of Keras's code. A layer that contains custom code runs once and
+            training flag is a tensor, backward runs the layer a second time. This is possible only
+            if the layer consists of Keras's code. A layer that contains custom code runs once and
             stores its effective weights. A layer that cannot run twice, for example because it
             draws from a stateful generator, also stores them, with a warning. Forward-mode
             derivatives need False. The attribute can be changed later. Functions that were already
@@ -69,8 +69,8 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
             a weight is not floating; if a rate is out of range; if the layer is an RNN cell. The
             message names the layer and the weight. Some checks need weights. They run when the
             layer is built, or in the first call if that call creates the weights.
-        ValueError: On loading a weight file that the plain layer or model wrote. A
-            `tf.train.Checkpoint` cannot be checked, so restore one with the unwrapped layer.
+        ValueError: On loading a weight file that the plain layer or model wrote. A plain layer's
+            `tf.train.Checkpoint` cannot be checked, so restore it with the unwrapped layer.
         ValueError: In a training call inside `tf.recompute_grad` or `keras.remat`, which would draw
             another mask in backward.
 
@@ -78,9 +78,9 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
 
     - `tf.autodiff.ForwardAccumulator` in eager mode. It raises a NotImplementedError, unless
       `recompute=False`.
-    - A `tf.function` around a wrapped layer that was traced before `tf.recompute_grad` calls it. It
-      draws another mask in backward, and there is no error, because TensorFlow runs no code of the
-      layer then. Call `tf.recompute_grad` without the layer.
+    - A `tf.function` around a wrapped layer, if it was traced before `tf.recompute_grad` calls it.
+      It draws another mask in backward. There is no error, because TensorFlow does not run the
+      layer's code again. Move the layer out of `tf.recompute_grad`.
 
     Example:
         >>> import keras, numpy as np, tensorflow as tf
@@ -110,10 +110,10 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         if not isinstance(parametrizations, (Mapping, Parametrization)) or parametrizations == {}:
             raise ValueError(
                 "parametrizations must be a dict from a pattern to a parametrization, such as "
-                f"{{'kernel': Dropout(0.5)}}; got {parametrizations!r}"
+                f"{{'kernel': Dropout(0.5)}}, or one parametrization; got {parametrizations!r}"
             )
         check_wrappable(layer)
-        # The wrapped layer's dtype policy applies, even if a config has another one.
+        # The wrapped layer's dtype policy applies, even if a config has another policy.
         kwargs.pop("dtype", None)
         super().__init__(layer, dtype=_keras.layers.floating_policy(layer), **kwargs)
         if isinstance(parametrizations, Mapping):

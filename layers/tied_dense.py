@@ -34,7 +34,7 @@ class TiedDense(keras.layers.Layer):
 
     The embedding is a sublayer. Its matrix is in the `weights` of both layers, and once in the
     weights of a model. A clone from a config (`clone_model`, `from_config`) gets its own embedding,
-    as with any object that Keras layers share, and a warning. A `.keras` file keeps the tie.
+    as with any object that Keras layers share. A warning reports it. A `.keras` file keeps the tie.
 
     Example:
         >>> import keras, tensorflow as tf
@@ -63,7 +63,7 @@ class TiedDense(keras.layers.Layer):
             inner = inner.layer
         if not isinstance(inner, keras.layers.Embedding):
             raise ValueError(
-                f"TiedDense '{self.name}' expects an Embedding layer, got "
+                f"TiedDense '{self.name}': expected an Embedding layer, got "
                 f"{embedding!r} of type {type(embedding).__name__}"
             )
         self.supports_masking = True
@@ -131,8 +131,9 @@ class TiedDense(keras.layers.Layer):
         if not _keras.copies.keeps_sharing():
             warnings.warn(
                 f"TiedDense '{config.get('name')}' is made from a config and has its own "
-                f"embedding. It is not tied to another layer '{embedding.name}', because layers "
-                "that clone_model or from_config makes share nothing. A .keras file keeps the tie",
+                f"embedding. It is not tied to another layer '{embedding.name}', because "
+                "clone_model and from_config keep no shared layers. Save and load a .keras file to "
+                "keep the tie",
                 stacklevel=2,
             )
         return cls(**{**config, "embedding": embedding})

@@ -24,7 +24,7 @@ class VariationalNoise(SingleParametrization):
         stddev: float, schedule or variable. Standard deviation, at least 0, as in
             `parametrizations.GaussianNoise`.
         weights: str or list of str. Patterns of weights. "all" stands for every trained weight,
-            biases and gammas included, as in the paper. Default None, for the default weights, as
+            including biases and gammas, as in the paper. Default None, for the default weights, as
             in `WeightDropout`.
         start_call: int. Number of the layer's first training call with noise, from 0. Default 0.
         scale: "absolute", or "deviation" for multiples of each weight's own standard deviation, as
@@ -47,7 +47,7 @@ class VariationalNoise(SingleParametrization):
         ['kernel', 'recurrent_kernel', 'bias']
 
     References: Graves, "Practical Variational Inference for Neural Networks" (2011), with one fixed
-    deviation for all weights, which is not learnt.
+    standard deviation for all weights, which is not trained.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class VariationalNoise(SingleParametrization):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> VariationalNoise:
-        """Creates the layer from a config, also from one in which `start_call` was `start_step`."""
+        """Creates the layer from a config. `start_step` is the former name of `start_call`."""
         return super().from_config(with_start_call(config), custom_objects)
 
     @property
     def stddev(self) -> Any:
-        """The standard deviation that was given."""
+        """The given standard deviation."""
         return self.parametrization.stddev

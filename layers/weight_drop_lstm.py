@@ -23,7 +23,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     Formula: an LSTM with the recurrent kernel `U' = m U / keep` and `m_ij ~ Bernoulli(keep)`.
     `keep` is `1 - weight_dropout` rounded to a multiple of 2^-16. The whole batch and all time
-    steps share one mask. The next training call draws another one.
+    steps share one mask. The next training call draws another mask.
 
     It is a `keras.layers.LSTM`, with the same arguments (by name), weights and order of weights. It
     uses the same fast implementations, because the mask is drawn outside the loop.
@@ -40,7 +40,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         weight_dropout: float, schedule or variable. Drop rate in [0, 1) of the recurrent kernel, as
             in `parametrizations.Dropout`. Default 0.5.
         seed: int. Also used by the LSTM's own `dropout` and `recurrent_dropout`. Default None,
-            which draws one from Keras's global seed.
+            which draws a seed from Keras's global seed.
         recompute: As in `Parametrized`.
         **kwargs: All other arguments of `keras.layers.LSTM`.
 
@@ -74,7 +74,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     @property
     def weight_dropout(self) -> Any:
-        """The drop rate of the recurrent kernel that was given."""
+        """The given drop rate of the recurrent kernel."""
         return self.parametrizations["recurrent_kernel"].rate
 
     def build(self, sequences_shape: Any, *args: Any, **kwargs: Any) -> None:
@@ -89,8 +89,8 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         training: Any = False,
     ) -> Any:
         arguments = {"initial_state": initial_state, "mask": mask}
-        # Keras 3 treats a training flag that is a tensor as a second input, and then passes on no
-        # mask.
+        # If the training flag is a tensor, Keras 3 treats it as a second input and does not pass on
+        # the mask.
         arguments["mask"], _ = _keras.recurrent_layers.masks_of_sequences(sequences, arguments)
         run, unperturbed = self._run, super().call
         return self._perturbed_call(run, (sequences,), arguments, training, unperturbed)
@@ -99,7 +99,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
         return keras.layers.LSTM.call(self, *args, **kwargs)
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
-        # Evaluation runs Keras's own code, so it is equal to the last bit.
+        # Evaluation runs Keras's own code, so its results equal Keras's, bit for bit.
         fast = training or call_scopes.is_sampling()
         run = functools.partial(recurrent_call.call, self) if fast else super().call
         return run(sequences, training=training, **arguments)

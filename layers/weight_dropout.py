@@ -23,11 +23,11 @@ class WeightDropout(SingleParametrization):
         layer: Any Keras layer or model.
         rate: float, schedule or variable. Drop rate in [0, 1), as in `parametrizations.Dropout`.
         weights: str or list of str. Patterns of weights, as in `Parametrized`. "all" stands for
-            every trained weight, biases included. Default None, for the default weights. In a
+            every trained weight, including biases. Default None, for the default weights. In a
             recurrent layer these are the recurrent kernels (of both directions of a
             `Bidirectional`). In another layer they are all floating weights of rank two or more,
-            except biases, gammas and betas. A layer of layers has the default weights of all its
-            layers.
+            except biases, gammas and betas. A layer that contains layers has the default weights of
+            all of them.
         noise_shape: As in `parametrizations.Dropout`. A 1 shares the mask along an axis. Default
             None.
         per_example: bool. Draws a mask for each example, for the kernel of a `Dense` or
@@ -78,5 +78,5 @@ class WeightDropout(SingleParametrization):
 
     @property
     def rate(self) -> Any:
-        """The drop rate that was given."""
+        """The given drop rate."""
         return self.parametrization.rate

@@ -1,7 +1,7 @@
 """The weight decay optimizers of tensorflow-addons, with the same names and arguments.
 
-Existing code runs on Keras 3 after a change of the import. New code should use
-`DecoupledWeightDecay`: it checks its patterns, and decays whole embedding tables.
+Existing code runs on Keras 3 after only the import is changed. New code should use
+`DecoupledWeightDecay`. It checks its patterns and decays whole embedding tables.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
     """Base class of `AdamW`, `SGDW` and the classes of `extend_with_decoupled_weight_decay`.
 
     Each update is w <- w - weight_decay * w, followed by the step of the extended optimizer. The
-    decay does not follow the learning rate. If the learning rate has a schedule, give the decay one
-    too.
+    decay does not follow the learning rate. Give the decay a schedule too if the learning rate has
+    a schedule.
 
     Args:
         weight_decay: float, scalar tensor, schedule, function without arguments, or scalar
             variable.
         *args: Arguments of the extended optimizer.
-        exclude_from_weight_decay: Regular expressions. A variable is not decayed if one is found
-            anywhere in its path. An expression that is found nowhere is not an error. Default None.
+        exclude_from_weight_decay: Regular expressions. A variable is not decayed if an expression
+            matches any part of its path. An expression that matches no variable is not an error.
+            Default None.
         name: str. Name of the optimizer. Default None.
         sparse: "rows" decays only the rows in a sparse gradient, as tensorflow-addons does. "table"
             decays the whole table. Default "rows".
@@ -40,7 +41,7 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         **kwargs: Arguments of the extended optimizer.
 
     Attributes:
-        base_optimizer: Extended class, set by subclasses.
+        base_optimizer: Extended optimizer class. Subclasses set it.
     """
 
     base_optimizer: Any = None
@@ -82,9 +83,9 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         Args:
             grads_and_vars: Pairs of a gradient and a variable.
             name: Not used. tensorflow-addons has this argument.
-            decay_var_list: Variables to decay in this step, including variables of
-                `exclude_from_weight_decay`. If it is None or empty, all other variables are
-                decayed.
+            decay_var_list: Variables to decay in this step, even if `exclude_from_weight_decay`
+                matches them. Default None, for all variables that are not excluded. An empty list
+                means the same.
             **kwargs: Other arguments of the extended optimizer's `apply_gradients`.
         """
         variables = list(decay_var_list or ())
@@ -109,19 +110,22 @@ class DecoupledWeightDecayExtension(DecoupledWeightDecay):
         Args:
             loss: Function without arguments, or a tensor that was computed under `tape`.
             var_list: Variables, or a function that returns them.
-            grad_loss: Gradient with respect to the loss. Default None, for 1.
+            grad_loss: Upstream gradient of the loss. Default None, for 1.
             name: Not used.
             decay_var_list: As in `apply_gradients`.
             tape: Tape that recorded the loss. Needed if the loss is a tensor.
 
         Raises:
-            ValueError: If the loss is a tensor, and there is no tape.
+            ValueError: If the loss is a tensor and `tape` is None.
         """
         if callable(loss):
             with tape or tf.GradientTape() as tape:
                 loss = loss()
         elif tape is None:
-            raise ValueError(f"{type(self).__name__}.minimize: a loss that is a tensor needs tape=")
+            raise ValueError(
+                f"{type(self).__name__}.minimize: the loss is a tensor, so it needs tape=: pass "
+                "the tf.GradientTape that recorded the loss, or pass the loss as a function"
+            )
         variables = list(var_list() if callable(var_list) else var_list)
         plain = [_keras.variables.tf_variable(v) for v in variables]
         gradients = tape.gradient(loss, plain, grad_loss)
@@ -165,11 +169,11 @@ class _AddonsRules(DecayRules):
 
 
 def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
-    """Returns an optimizer class with decoupled weight decay, made from a class without it.
+    """Returns a class that adds decoupled weight decay to an optimizer class.
 
     Args:
         base_optimizer: Optimizer class of Keras. On Keras 2 the returned class is a legacy
-            optimizer if this class is one.
+            optimizer if this class is a legacy optimizer.
 
     Returns:
         A class whose constructor takes `weight_decay` first, then the arguments of

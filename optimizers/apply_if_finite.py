@@ -32,18 +32,18 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
     compiler rounds differently. XLA, and oneDNN in graphs, may fuse a bare optimizer's update with
     the computation of the gradients.
 
-    After more than `max_consecutive` bad steps in a row the step is made, as in Optax's
-    `apply_if_finite`. A permanent error does not go away by itself. The run then fails visibly,
-    instead of making no progress. All following bad steps are made too. The next good step resets
-    the count. A learning rate that is NaN at one step of a schedule is such an error: the step
-    counter stays the same, so the schedule never leaves that step.
+    At most `max_consecutive` bad steps in a row are skipped, as in Optax's `apply_if_finite`.
+    Further bad steps are made. The next good step resets the count. If the error is permanent, the
+    run therefore fails visibly, instead of making no progress. An example is a schedule whose
+    learning rate is NaN at one step. A skipped step does not advance the step counter, so the
+    schedule never leaves that step.
 
-    A LossScaleOptimizer inside handles gradients that are not finite: it must see them to lower its
-    scale, and skips the step itself. Then only the learning rate is checked, and only the steps
-    that are skipped for it are counted.
+    A LossScaleOptimizer inside handles gradients that are not finite. It must see them to lower its
+    scale, and it skips the step itself. `ApplyIfFinite` then checks only the learning rate. It
+    counts only the steps that it skips because of the learning rate.
 
-    A wrapper around this one, such as `DecoupledWeightDecay` or `NonMonotonicASGD`, also does
-    nothing in a skipped step. `skipped` and `consecutive` are saved and restored with the
+    A wrapper around `ApplyIfFinite`, such as `DecoupledWeightDecay` or `NonMonotonicASGD`, also
+    does nothing in a skipped step. `skipped` and `consecutive` are saved and restored with the
     optimizer.
 
     Args:
@@ -55,8 +55,8 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
         TypeError: If the optimizer is not a Keras optimizer.
         ValueError: If max_consecutive is not an integer of at least 0.
 
-    The metrics of `fit` do not change: a bad batch makes the epoch's loss NaN, although the weights
-    are safe. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
+    `ApplyIfFinite` protects the weights, but not the metrics of `fit`: a bad batch makes the
+    epoch's loss NaN. `tfwd.callbacks.FiniteCheck` also keeps bad batches out of metrics.
 
     Example:
         >>> import keras, tensorflow as tf
@@ -76,8 +76,8 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
     leaves_out_steps = True
 
     def __init__(self, optimizer: Any, max_consecutive: int = 5, name: str | None = None) -> None:
-        whole = isinstance(max_consecutive, int) and not isinstance(max_consecutive, bool)
-        if not whole or max_consecutive < 0:
+        is_integer = isinstance(max_consecutive, int) and not isinstance(max_consecutive, bool)
+        if not is_integer or max_consecutive < 0:
             raise ValueError(
                 f"{type(self).__name__}: max_consecutive={max_consecutive!r}: expected an "
                 "integer of at least 0"
@@ -106,7 +106,8 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
         made = good | (consecutive > self.max_consecutive)
         self._consecutive.assign(consecutive)
         self._skipped.assign_add(tf.cast(~made, tf.int64))
-        update_log = update_interception.update_log(self)  # before another replica may leave
+        # Get the log before another replica leaves `detect_update`.
+        update_log = update_interception.update_log(self)
 
         def step() -> tf.Tensor:
             if update_log is None:
@@ -122,7 +123,7 @@ class ApplyIfFinite(_keras.wrapped_optimizers.OptimizerWrapper):
             update_log.append(result)
 
     def _is_good(self, grads: list[Any]) -> tf.Tensor:
-        """Returns True if the step is good as far as this replica knows."""
+        """Returns True if the step is good on this replica."""
         good = tf.constant(True)
         if not wrapped_optimizers.lowers_scale(self.inner):
             good = all_finite([_as_tensor(gradient) for gradient in grads if gradient is not None])

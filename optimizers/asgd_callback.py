@@ -14,11 +14,11 @@ from tfwd.optimizers.non_monotonic_asgd import NonMonotonicASGD
 class NonMonotonicASGDCallback(keras.callbacks.Callback):
     """A callback that triggers `NonMonotonicASGD` in `fit` and evaluates the averaged weights.
 
-    After the average has begun, the model has the averaged weights from each evaluation until the
-    next epoch begins. It also has them after the end of training. During an epoch it trains on the
-    raw weights. So validation sees the averages, and so do callbacks at the end of an epoch, such
-    as ModelCheckpoint and EarlyStopping. A model that is saved then has the averages as its
-    weights. Its optimizer has the raw weights, from which `fit` resumes.
+    During an epoch the model trains on the raw weights. After the average has begun, the model has
+    the averaged weights from each evaluation until the next epoch begins. It also has them after
+    training. Validation therefore uses the averages. Callbacks at the end of an epoch, such as
+    ModelCheckpoint and EarlyStopping, use them too. A model that is saved at this time has the
+    averages as its weights. Its optimizer has the raw weights, and `fit` resumes from them.
 
     Args:
         monitor: str. Entry of the epoch's logs with the loss to monitor. Default "val_loss".
@@ -56,16 +56,16 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
         ]
         if len(found) != 1:
             raise ValueError(
-                f"{type(self).__name__} needs a model that is compiled with one NonMonotonicASGD; "
-                f"its optimizer is {type(self.model.optimizer).__name__}, with {len(found)}"
+                f"{type(self).__name__} needs a model that is compiled with one NonMonotonicASGD, "
+                f"but its optimizer {type(self.model.optimizer).__name__} contains {len(found)}: "
+                "compile the model with NonMonotonicASGD(optimizer)"
             )
         self._optimizer, self._fitting = found[0], True
         self._optimizer._in_callback = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._observed = False
-        # Done here and not in `on_train_begin`, so that another callback can restore a state
-        # before.
+        # Not in `on_train_begin`, because another callback may restore a state there.
         if self._optimizer is not None and self._optimizer.exchanged:
             self._optimizer.exchange()
 
@@ -89,7 +89,8 @@ class NonMonotonicASGDCallback(keras.callbacks.Callback):
             self._warned = True
             warnings.warn(
                 f"{type(self).__name__}: the logs of the epoch have no {self.monitor!r}, only "
-                f"{', '.join(logs or {})}; without it the average never begins",
+                f"{', '.join(logs or {})}, so the average never begins: pass validation_data to "
+                "fit, or set monitor to one of these names",
                 stacklevel=2,
             )
         self._average()

@@ -1,8 +1,7 @@
 """Decoupled weight decay for any optimizer.
 
-The decay is made where Keras updates each variable. So everything that affects updates also affects
-the decay: skipped steps, accumulation of gradients, variables without a gradient, and the replica
-of the variable.
+The decay happens where Keras updates each variable. So everything that affects updates also affects
+the decay: skipped steps, gradient accumulation, variables without a gradient, and replicas.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ class DecoupledWeightDecay(SumsRows):
 
     - 1 with `scale="absolute"` (Caffe's `W = W*(1 - d)`, tensorflow-addons),
     - the current learning rate with `"learning_rate"` (PyTorch, Keras),
-    - the current learning rate divided by the initial one with `"schedule"` (Loshchilov and
-      Hutter).
+    - the current learning rate divided by the initial learning rate with `"schedule"` (Loshchilov
+      and Hutter).
 
-    Except with `towards="start"` it adds no state: variables, learning rate and step counter belong
-    to the wrapped optimizer. With `weight_decay=0` it equals the wrapped optimizer, bit for bit,
-    with one exception. If a row occurs more than once in a sparse gradient, its parts are summed
-    first, as in the dense gradient. Keras 3's optimizers, except SGD and Lion, treat each part as
-    the row's whole gradient.
+    The wrapper adds no state, except with `towards="start"`. Variables, learning rate and step
+    counter belong to the wrapped optimizer. With `weight_decay=0` the wrapper equals the wrapped
+    optimizer, bit for bit, with one exception. If a row occurs more than once in a sparse gradient,
+    the parts of the row are summed first, as in the dense gradient. Keras 3's optimizers, except
+    SGD and Lion, treat each part as the row's whole gradient.
 
-    On Keras 2 the optimizer may also be a legacy one (`keras.optimizers.legacy`) or one of
-    tensorflow-addons. The wrapper is then a legacy optimizer itself. It works inside and around
-    Lookahead, SWA and MovingAverage.
+    On Keras 2 the optimizer may also be a legacy optimizer (`keras.optimizers.legacy`) or an
+    optimizer of tensorflow-addons. The wrapper is then a legacy optimizer itself. It works inside
+    and around Lookahead, SWA and MovingAverage.
 
     Args:
-        optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, be inside one, and
-            have its own EMA, clipping and gradient accumulation. The decay is made once per update.
-            It does not affect clipping.
+        optimizer: Keras optimizer, or its name. It can be a LossScaleOptimizer, or be inside a
+            LossScaleOptimizer. It can have its own EMA, clipping and gradient accumulation. The
+            decay is made once per update. It does not affect clipping.
         weight_decay: float, schedule, function without arguments, or scalar `tf.Variable`. The
             value d, at least 0. A schedule is called with the step, like a learning rate schedule.
         scale: "absolute", "learning_rate" or "schedule". Default "absolute".
@@ -75,22 +74,23 @@ class DecoupledWeightDecay(SumsRows):
         multipliers: dict from a regular expression to m. The first matching expression applies.
             Other variables have multiplier 1. Default None.
         sparse: "table" decays a whole embedding table although its gradient is sparse. "rows"
-            decays only the rows in the gradient, each once. Accumulated gradients are dense, and so
-            are the gradients of several replicas with `global_clipnorm`. Default "table".
+            decays only the rows in the gradient, each once. With "rows", the whole table is decayed
+            too if the gradient is dense: after gradient accumulation, or on several replicas with
+            `global_clipnorm`. Default "table".
         decay_unused: bool. Also decays variables without a gradient. If False, a warning lists them
             once. Default False.
         name: str. Name of the optimizer. Default None.
         sum_repeated_rows: bool. Sums the parts of a repeated row of a sparse gradient before
             clipping and before the step. False does the same as Keras. Default True.
-        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)`. w0 is the value of the
-            variable when the optimizer was built, which `fit` does before its first step (L2-SP, as
-            a decay). A copy of each decayed variable is kept, and saved with the optimizer. Default
+        towards: "zero", or "start" for `w <- w - d * m * s * (w - w0)` (L2-SP, as a decay). w0 is
+            the value of the variable when the optimizer is built. `fit` builds it before its first
+            step. The optimizer stores a copy of each decayed variable, and saves it. Default
             "zero".
 
     Raises:
         TypeError: If the optimizer is not a Keras optimizer, or weight_decay has a wrong type.
         ValueError: If the optimizer already decays weights, or if an argument is out of range. In
-            `build`, which is the first to know the variables: if a pattern matches none of them.
+            `build`, if a pattern matches no variable.
 
     Example:
         >>> import keras, tensorflow as tf
@@ -142,7 +142,7 @@ class DecoupledWeightDecay(SumsRows):
         self._starts: Any = StartValues()
         self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
-        self._unused_known = False
+        self._has_warned = False
 
     @property
     def weight_decay(self) -> Any:
@@ -188,10 +188,10 @@ class DecoupledWeightDecay(SumsRows):
 
         Returns:
             A list of `DecayRow`s, one per trainable variable. It prints as a table. The decay is
-            the decay of an update that is made now.
+            the decay of an update at the current step.
 
         Raises:
-            ValueError: If a pattern matches none of the variables.
+            ValueError: If a pattern matches no variable.
 
         Example:
             >>> import keras
@@ -259,7 +259,7 @@ class DecoupledWeightDecay(SumsRows):
             done = None
             if fraction is not None and named is not None:
                 done = decay_rows(variable, named, fraction, self._start(variable))
-            elif fraction is not None and self._fused.takes(leaf, gradient, variable):
+            elif fraction is not None and self._fused.supports(leaf, gradient, variable):
                 self._fused(own, gradient, variable, rate, fraction, self._start(variable))
                 return
             elif fraction is not None:
@@ -279,14 +279,14 @@ class DecoupledWeightDecay(SumsRows):
             return super()._apply(grads, variables, make)
 
     def _warn_of_unused(self, unused: list[Any], count: int) -> None:
-        """Lists the variables without a gradient once. If all lack one, Keras raises an error."""
-        if not unused or len(unused) == count or self.decay_unused or self._unused_known:
+        """Warns once about variables without a gradient. Keras raises an error if all lack one."""
+        if not unused or len(unused) == count or self.decay_unused or self._has_warned:
             return
-        self._unused_known = True
+        self._has_warned = True
         paths = ", ".join(map(_keras.variables.path, unused))
         warnings.warn(
-            f"{type(self).__name__} '{self.name}': no gradient reaches these variables, which are "
-            f"neither updated nor decayed: {paths}",
+            f"{type(self).__name__} '{self.name}': no gradient reaches these variables, so they "
+            f"are neither updated nor decayed: {paths}. Pass decay_unused=True to decay them",
             stacklevel=4,
         )
 
@@ -330,7 +330,7 @@ class DecoupledWeightDecay(SumsRows):
 
 
 class StartValues:
-    """The values of decayed variables when the optimizer was built, by the variables' keys.
+    """The values that decayed variables had when the optimizer was built, by the variables' keys.
 
     Keras's classes do not allow a dict of variables as an attribute.
     """

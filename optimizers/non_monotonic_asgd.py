@@ -1,8 +1,8 @@
 """Non-monotonically triggered averaged SGD (NT-ASGD).
 
 The average of the weights over many steps of SGD removes the noise of the steps. An average that
-begins too early contains weights that were not good yet. Here it begins when the validation loss
-stops falling. For other kinds of averages, Keras's optimizers have `use_ema`.
+begins too early contains weights that were not good yet. Here the average begins when the
+validation loss stops falling. For other kinds of averages, Keras's optimizers have `use_ema`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class NonMonotonicASGD(SumsRows):
     """An optimizer wrapper that averages the weights after training stalls (NT-ASGD).
 
     `observe(loss)` receives the validation loss v_t after each evaluation. n is the interval. The
-    first loss with more than n losses before it and
+    average begins after the first loss that has more than n earlier losses and satisfies
 
-        v_t > min(v_1, ..., v_{t-n-1})
+        v_t > min(v_1, ..., v_{t-n-1}).
 
-    triggers the average. The minimum leaves out the last n losses. From then on, after each of the
-    K updates of the wrapped optimizer, the average is
+    The minimum leaves out the n losses before v_t. After K more updates of the wrapped optimizer,
+    the average is
 
         a = (w_1 + ... + w_K) / K.
 
-    Training continues from the raw weights w. `averaged()` puts a in their place for evaluation.
-    Before the trigger, and until the first update after it, a is w itself.
+    Training continues from the raw weights w. `averaged()` puts the average into the model for
+    evaluation. Until the first update after the trigger, the average equals w.
 
     Average, trigger and losses are saved and restored with the optimizer. The average of a variable
     in half precision is stored in single precision.
@@ -98,26 +98,26 @@ class NonMonotonicASGD(SumsRows):
         super().__init__(optimizer, sum_repeated_rows, name)
         self.non_monotone_interval = n
         self._in_callback = False  # a fit with the callback is running
-        self._silence_known = False
+        self._has_warned = False
         self._averages: list[keras.Variable | None] = []
         self._kept: list[keras.Variable | None] = []
 
     def _build(self, variables: list[keras.Variable]) -> None:
-        own, n = self._add_variable, self.non_monotone_interval
-        self._averaged_updates = own("averaged_updates", "int64", -1)  # -1 means not triggered
-        self._evaluations = own("evaluations", "int64", 0)
-        self._best = own("best", "float64", math.inf)  # best loss except the last n
-        # The last n losses. The newest is last.
-        self._recent = own("recent", "float64", math.inf, shape=(n,))
-        self._is_exchanged = own("is_exchanged", "bool", 0)
+        add, n = self._add_variable, self.non_monotone_interval
+        self._averaged_updates = add("averaged_updates", "int64", -1)  # -1 means not triggered
+        self._evaluations = add("evaluations", "int64", 0)
+        self._best = add("best", "float64", math.inf)  # best loss except the last n losses
+        # The last n losses. The newest loss is last.
+        self._recent = add("recent", "float64", math.inf, shape=(n,))
+        self._is_exchanged = add("is_exchanged", "bool", 0)
         self._averages = [
             None
             if update_interception.is_overwritten(variable)
             else self._slot(variable, "average")
             for variable in variables
         ]
-        # A variable in half precision cannot store its average exactly. While the average is in the
-        # model, its variable cannot store the raw weight, which therefore has another variable.
+        # A variable in half precision cannot store its average exactly. While the model has the
+        # average, the average's variable cannot store the raw weight. Another variable stores it.
         self._kept = [
             None
             if average is None or average.dtype == variable.dtype
@@ -138,7 +138,7 @@ class NonMonotonicASGD(SumsRows):
 
     @property
     def exchanged(self) -> bool:
-        """True if the model now has the averaged weights, and the optimizer the raw ones."""
+        """True if the model now has the averaged weights, and the optimizer has the raw weights."""
         return self.built and bool(self._is_exchanged.numpy())
 
     def observe(self, loss: float) -> bool:
@@ -170,7 +170,7 @@ class NonMonotonicASGD(SumsRows):
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Puts the averaged weights into the model in the body, and the raw ones after it."""
+        """Puts the averaged weights into the model in the body, and the raw weights after it."""
         begins = not self.exchanged
         if begins:
             self.exchange()
@@ -183,7 +183,8 @@ class NonMonotonicASGD(SumsRows):
     def exchange(self) -> None:
         """Puts the averages into the model and stores the raw weights, or the reverse.
 
-        A state that is saved in between is complete. Without an average the call does nothing.
+        A state that is saved after either exchange is complete. The call does nothing if there is
+        no average.
         """
         if not self.built or int(self._averaged_updates.numpy()) < 1:
             return
@@ -206,12 +207,12 @@ class NonMonotonicASGD(SumsRows):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Runs when `fit` ends; see Keras. Warns if no validation loss was observed."""
-        if not self.exchanged:  # otherwise Keras's moving average would overwrite this one
+        if not self.exchanged:  # else Keras's moving average would overwrite this average
             super().finalize_variable_values(var_list)
-        if self._in_callback or self._silence_known or not self.built:
+        if self._in_callback or self._has_warned or not self.built:
             return
         if int(self._evaluations.numpy()) == 0:
-            self._silence_known = True
+            self._has_warned = True
             warnings.warn(
                 f"{type(self).__name__} '{self.name}' has not observed any validation loss, so it "
                 f"averages nothing and acts as {type(self.optimizer).__name__}: give fit "
@@ -228,8 +229,8 @@ class NonMonotonicASGD(SumsRows):
         tf.debugging.Assert(
             tf.logical_not(_keras.variables.value(self._is_exchanged)),
             [
-                "the averaged weights are in the model: use fit with NonMonotonicASGDCallback(), "
-                "or call the optimizer's exchange() before training continues"
+                "the averaged weights are in the model, but training needs the raw weights: use "
+                "fit with NonMonotonicASGDCallback(), or call the optimizer's exchange() first"
             ],
         )
         with update_interception.detect_update(self) as was_made:

@@ -1,4 +1,4 @@
-"""The machinery of the public layers: runs a layer on effective weights instead of its own.
+"""The internals of the public layers, which run a layer on effective weights.
 
 Start at `weight_perturbation`, which every wrapper inherits. `CONTRIBUTING.md` follows one call
 through these modules.

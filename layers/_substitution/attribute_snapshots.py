@@ -31,7 +31,7 @@ class Attributes:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores the stored attributes within the body, and the later ones after it."""
+        """Restores the stored attributes in the body, and the present attributes after it."""
         changed = []
         for layer, noted in self._noted:
             now = vars(layer)

@@ -1,13 +1,13 @@
-"""Tells where a layer is called: in `tfwd.predict_samples`, `train_step` or `tf.recompute_grad`.
+"""Detects calls in `tfwd.predict_samples`, in a `train_step` and in `tf.recompute_grad`.
 
-- In `predict_samples`, calls draw although they are no training calls.
+- In `predict_samples`, calls draw although they are not training calls.
 - In a `train_step`, a call without a training flag is a training call. Keras passes no flag to a
   model whose `call` has no such argument. A custom `train_step` may call its layers without the
-  flag. Keras takes both for evaluation.
-- In `tf.recompute_grad` (and `keras.remat`, which is the same), training calls are rejected. It
-  calls its function again in backward. The second call of a layer that draws has the next call
-  number, and so another mask. The gradient would silently belong to another function than
-  forward's.
+  flag. Keras treats both as evaluation.
+- In `tf.recompute_grad` (and `keras.remat`, which is the same), training calls are rejected. The
+  function runs again in backward. A layer that draws would take the next call number there, and
+  draw another mask. The gradient would silently be wrong, because it would belong to this other
+  mask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def sampling() -> Iterator[None]:
     """Makes all calls of wrapped layers draw in the body, on this thread.
 
     Each call takes the number of the next training call. Its parametrizations act as in training.
-    All else in the layer depends on the call's own training flag. No gradient is prepared.
+    Everything else in the layer depends on the call's own training flag. No gradient is prepared.
     """
     before = is_sampling()
     _local.sampling = True
@@ -81,7 +81,8 @@ def _all_codes(code: CodeType) -> set[CodeType]:
     return {code, *(found for one in inside for found in _all_codes(one))}
 
 
-# The code of functions that TensorFlow's makes. One is on the stack in forward and in backward.
+# The code of `tf.recompute_grad` and of the functions that it creates. Some of this code is on the
+# stack in forward and in backward.
 _recomputing = _all_codes(tf.recompute_grad.__code__)
 _repeating: set[CodeType] = set()
 

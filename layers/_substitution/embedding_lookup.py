@@ -1,9 +1,9 @@
 """Perturbs only the rows of an embedding table that a call looks up.
 
-A lookup takes a few rows of a table that may be larger than the rest of the model. If a
-parametrization treats each entry separately, it can be applied to the raw rows alone. Each row gets
-the draw that it would get in the whole table. The effective table is never computed, and the
-gradient of the table stays sparse as in a plain embedding.
+A lookup takes a few rows of a table that may be larger than the rest of the model. A
+parametrization that treats each entry separately can be applied to the raw rows alone. Each row
+gets the same draw as in the whole table. The effective table is never computed, and the gradient of
+the table stays sparse as in a plain embedding.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def looked_up_rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: An
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
     variable = call.targeted[0][0].variable
     raw = call.raw(variable)
-    taken = _keras.ops.take(raw, ids, axis=0)
+    rows = _keras.ops.take(raw, ids, axis=0)
     positions = tf.where(ids < 0, ids + layer.input_dim, ids)
 
     def perturbed(training: bool) -> tf.Tensor:
         (bound,) = call.chains(training, call.seeds)
         if not all(e.by_rows for b in bound for e in b.parametrization.elements()):
             return _keras.ops.take(chain.apply(raw, bound), ids, axis=0)
-        return chain.apply(taken, bound, positions, raw)
+        return chain.apply(rows, bound, positions, raw)
 
     found = _keras.variables.cast_as_read(
         variable, training_flag.call_with_bool(call.training, perturbed)

@@ -25,9 +25,9 @@ from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
 # Operations that call Python, which may do anything.
-_FREE = {"EagerPyFunc", "PyFunc"}
+_PYTHON_OPS = {"EagerPyFunc", "PyFunc"}
 # The operations of a `tf.cond` in a graph.
-_BRANCHES = {"If", "StatelessIf"}
+_BRANCH_OPS = {"If", "StatelessIf"}
 
 
 # Analyses by signature. They contain no variables, and the keys contain neither layers nor tensors.
@@ -96,14 +96,13 @@ def _analysed(
     )
     unsupported_weight_reads.warn_of_unread(name, parametrized, results[0].read)
     nodes = list(private_graph_apis.nodes(graph, graph.get_operations()))
-    unsupported_weight_reads.warn_of_python(
-        name, sorted({node.op for node in nodes if node.op in _FREE})
-    )
+    calls_python = sorted({node.op for node in nodes if node.op in _PYTHON_OPS})
+    unsupported_weight_reads.warn_of_python(name, calls_python)
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(private_graph_apis.has_users_gradient, nodes))
     impure = _why_impure(owner, graph, results, draws) or _why_not_here(
-        call, graph, any(node.op in _BRANCHES for node in nodes), own_gradient
+        call, graph, any(node.op in _BRANCH_OPS for node in nodes), own_gradient
     )
     if own_gradient:
         graph.differentiate(_differentiable(results))
@@ -117,9 +116,8 @@ def _analysed(
         impure = f"it reads the variable '{behind[0].name}' in backward, in a custom gradient"
     losses = max(len(result.losses) for result in results)
     taken = any(t.dtype.is_floating or t.dtype.is_complex for t in graph.taken)
-    told = any(key not in results[0].read for key in parametrized)
-    told = told or any(node.op in _FREE for node in nodes)
-    shared = not (impure or updated or extra or taken or told)
+    has_warned = bool(calls_python) or any(key not in results[0].read for key in parametrized)
+    shared = not (impure or updated or extra or taken or has_warned)
     return CallAnalysis(
         impure, list(updated.values()), losses, list(extra.values()), taken=taken, shared=shared
     )
@@ -138,15 +136,15 @@ def _why_impure(
     if escaped := [_keras.variables.path(v) for result in results for v in result.escaped]:
         return f"it updates '{escaped[0]}' inside a loop or a branch"
     if behind := graph.variables_read():
-        return f"it reads the variable '{behind[0].name}' past Keras"
+        return f"it reads the variable '{behind[0].name}' without Keras"
     if kept := [n for inner in _keras.layers.all_layers(owner) if (n := graph.kept_by(inner))]:
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
-        return f"it, or a parametrization, uses what cannot be repeated ({draws[0]})"
+        return f"it, or a parametrization, uses an operation that cannot be repeated ({draws[0]})"
     if kinds := [
         kind for result in results if (kind := packed_arguments.opaque_class(result.outputs))
     ]:
-        return f"it returns a {kinds[0]}, whose tensors are hidden from a gradient taken by hand"
+        return f"it returns a {kinds[0]}, whose tensors a custom gradient cannot see"
     return ""
 
 
@@ -195,10 +193,10 @@ def _trace(
 def _unrepeatable(nodes: Iterable[Any]) -> list[str]:
     """Returns the types of the operations that draw from a state.
 
-    These are the operations with the seeds of TensorFlow's first random operations. Stateless
+    These are the operations with the seeds of TensorFlow's legacy random operations. Stateless
     operations draw from an argument, and a `tf.random.Generator` is a variable.
     """
-    return sorted({node.op for node in nodes if node.op in _FREE or _draws(node)})
+    return sorted({node.op for node in nodes if node.op in _PYTHON_OPS or _draws(node)})
 
 
 def _draws(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Copies a layer with effective weights of evaluation as its weights, for `tfwd.unwrap`."""
+"""Copies a layer. The copy's weights are the effective weights of evaluation, for `tfwd.unwrap`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _copied(layer: keras.Layer, name: str) -> Any:
         if not copy.built:
             shapes = _keras.layers.build_config(layer)
             if shapes is None:
-                raise ValueError("the shape of its inputs is not known")
+                raise ValueError("the shape of its inputs is unknown")
             _keras.layers.build_from_config(copy, shapes)
         same = [tuple(v.shape) for v in copy.weights] == [tuple(v.shape) for v in layer.weights]
     except Exception as error:
@@ -77,6 +77,7 @@ def _copied(layer: keras.Layer, name: str) -> Any:
     if not same:
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
-            "weights, because the layer of its config has other weights: wrap the layers inside it"
+            "weights, because its config creates a layer with other weights: wrap the layers "
+            "inside it"
         )
     return copy

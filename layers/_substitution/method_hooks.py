@@ -1,9 +1,9 @@
 """Replaces methods of single layers, and restores them.
 
-A hooked layer has an attribute `call` of its own. The class of the layer does not change, and other
+A hooked layer has its own attribute `call`. The class of the layer does not change, and other
 layers of the class are not affected. The hook holds links, one per parametrization. The link that
-was added last is called first. A hooked model also has a `train_step` of its own, and a hooked
-layer rejects quantization.
+was added last is called first. A hooked model also has its own `train_step`. A hooked layer rejects
+quantization.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Hook:
     """The links in the call of one layer. A copy of the layer has a hook without links.
 
     Attributes:
-        links: The links. The last one is called first.
+        links: The links. The last link is called first.
         replaced: The attributes that the layer itself had under the replaced names, such as a
             `call` of its own, or None.
-        has_warned: True if the user knows that a training step makes no training call.
+        has_warned: True if the user was warned that a training step makes no training call.
     """
 
     def __init__(self, replaced: dict[str, Any] | None = None) -> None:
@@ -156,7 +156,7 @@ def replaced_call(layer: keras.Layer) -> Callable[..., Any] | None:
 
 
 def is_hooked(layer: keras.Layer) -> bool:
-    """Returns True if a layer's attribute `call` is the hook's."""
+    """Returns True if a layer's attribute `call` belongs to the hook."""
     is_ours = getattr(vars(layer).get("call"), "is_hook_of_tfwd", False)
     return hook_of(layer) is not None and is_ours
 
@@ -168,6 +168,6 @@ def links_in(layer: keras.Layer) -> list[Link]:
 
 
 def is_first_link(layer: keras.Layer, link: Link) -> bool:
-    """Returns True if a link is the one that calls the layer's own call."""
+    """Returns True if a link calls the layer's own call, not another link."""
     hook = hook_of(layer)
     return hook is not None and hook.links[:1] == [link]

@@ -5,8 +5,8 @@ of tensors. A layer takes and returns nests that also contain other values. Some
 Keras mask.
 
 `tf.nest` supports lists, tuples, dicts, attrs and dataclasses that define `__tf_flatten__`. This
-module also opens other dataclasses, field by field. A tensor that stayed hidden in an object would
-not be a result of the differentiated function, and would get no gradient.
+module also opens other dataclasses, field by field. A tensor that is hidden in an object would not
+be a result of the differentiated function, and would get no gradient.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Results:
     Args:
         name: Name of the layer, for messages.
         arguments: Arguments of the call. The call may change their masks.
-        branches: Given if the result comes from one of two branches.
+        branches: Common results of both branches. None if the call does not run in a branch.
     """
 
     def __init__(self, name: str, arguments: Arguments, branches: Branches | None) -> None:

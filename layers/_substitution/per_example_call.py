@@ -99,10 +99,10 @@ def check_inputs(
     dense = len(given) == 1 and not isinstance(given[0], (tf.SparseTensor, tf.RaggedTensor))
     rank = len(given[0].shape) if dense and getattr(given[0], "shape", None) is not None else None
     if rank is None or _letters(layer, rank) is None:
-        got = [f"{type(x).__name__} of shape {getattr(x, 'shape', None)}" for x in given]
+        received = [f"{type(x).__name__} of shape {getattr(x, 'shape', None)}" for x in given]
         raise ValueError(
             f"layer '{layer.name}' with Dropout(per_example=True) needs one dense tensor of known "
-            f"rank as its inputs, with the examples along axis 0; got {' and '.join(got)}"
+            f"rank as its inputs, with the examples along axis 0; got {' and '.join(received)}"
         )
 
 
@@ -136,7 +136,7 @@ def call(
         layer: Dense or EinsumDense layer, built.
         otherwise: The layer itself, or its `call`.
         inputs: `[B, ...]`.
-        *rest: Further positional arguments, for `otherwise`.
+        *rest: Other positional arguments, for `otherwise`.
         training: bool. Training flag. Default False.
         **given: Keyword arguments, for `otherwise`.
     """
@@ -158,7 +158,7 @@ def call(
 
 
 def _present_mask(layer: Any) -> tuple[Any, tf.Tensor] | None:
-    """Returns the element with masks for examples that acts in the present call, and its seed."""
+    """Returns the element with masks for examples that acts in the running call, and its seed."""
     key = id(_keras.variables.original(layer.kernel))
     wrappers = reversed(outer_wrappers())
     return chain.per_example([w.bound[key] for w in wrappers if key in w.bound])[1]
@@ -187,10 +187,10 @@ def _why_not(layer: Any) -> str:
     """Returns the reason why a layer is not supported, the middle of a sentence, or ""."""
     kind = next((kind for kind in _KINDS if isinstance(layer, kind)), None)
     if kind is None:
-        wrap = ""
+        hint = ""
         if _keras.layers.sublayers(layer):
-            wrap = " and not to the wrapped layer itself (tfwd.parametrize wraps each layer itself)"
-        return f"belongs to a layer of type {type(layer).__name__}{wrap}"
+            hint = ", which contains layers (wrap each of them, as tfwd.parametrize does)"
+        return f"belongs to a layer of type {type(layer).__name__}{hint}"
     if not pure_layers.is_plain(layer, kind):
         return (
             f"belongs to a {kind.__name__} layer with custom code, LoRA, quantization or an "

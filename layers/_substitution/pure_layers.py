@@ -1,8 +1,9 @@
 """Checks whether the call of a layer is Keras's own code, and therefore a pure function.
 
-Only a layer without custom code runs a second time in backward, shares the analysis of its call
-with equal layers, or gets a faster implementation. Custom code may draw from its own generator,
-count its calls, or change in between. tfwd cannot prove that custom code is repeatable.
+Only a layer without custom code can run a second time in backward. Only such a layer shares the
+analysis of its call with equal layers, or gets a faster implementation. Custom code may draw from
+its own generator, count its calls, or change in between. tfwd cannot prove that custom code is
+repeatable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tfwd import _keras
 from tfwd.layers._substitution import method_hooks
 
 _KNOWN = {"builtins", "keras", "tensorflow", "tf_keras", "tfwd"}
-# Modules of operations in a functional model that call a function which is one of their arguments.
+# Modules of operations in functional models that call one of their arguments.
 _CALLING = (".tf_op_layer", ".ops.core")
 _CALLED = ("__call__", "call")
 
@@ -47,9 +48,9 @@ def _is_known(value: Any) -> bool:
 # Attributes that differ between layers which compute the same. If a new Keras adds such a name,
 # each layer is analysed separately, which only costs time.
 _IGNORED = {
-    "_name",  # Keras 2's, like the next one
+    "_name",  # of Keras 2, like the next entry
     "_name_scope_on_declaration",
-    "_parent_path",  # Keras 3's, like the next one
+    "_parent_path",  # of Keras 3, like the next entry
     "_path",
     "name",
     "seed",
@@ -67,8 +68,8 @@ def signature(owner: keras.Layer) -> tuple | None:
     of a Keras layer runs.
 
     Returns:
-        The key, or None if the layer contains custom code, or several parametrizations in place,
-        of which one call runs some.
+        The key. None if the layer contains custom code, or several parametrizations in place,
+        because a call may run only some of them.
     """
     added = {id(link.in_place) for link in method_hooks.links_in(owner)}
     if len(added) > 1 or not is_keras_own(owner):
@@ -143,8 +144,8 @@ def is_plain(layer: Any, kind: type[keras.layers.Layer], ours: bool = False) -> 
     Args:
         layer: Any layer.
         kind: Keras class.
-        ours: bool. Ignores the overrides in classes of tfwd. Default False. A class of tfwd that
-            asks about itself passes True.
+        ours: bool. Ignores the overrides in classes of tfwd. Default False. Classes of tfwd pass
+            True for themselves.
     """
     plain = isinstance(layer, kind) and not _keras.layers.is_altered(layer)
     return plain and not _is_overridden(layer, kind, ours)

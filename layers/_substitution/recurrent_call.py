@@ -90,9 +90,11 @@ def call(
     arguments = {"initial_state": initial_state, "mask": mask, "training": training}
     kind = _kind(layer)
     if kind is None:
-        raise TypeError(f"'{layer.name}' is a {type(layer).__name__}, neither an LSTM nor a GRU")
+        raise TypeError(
+            f"layer '{layer.name}' is of type {type(layer).__name__}: expected an LSTM or a GRU"
+        )
     if initial_state is not None and not isinstance(initial_state, (list, tuple)):
-        arguments["initial_state"] = [initial_state]  # a GRU has only one
+        arguments["initial_state"] = [initial_state]  # a GRU has only one state
     if not _applies(layer, sequences):
         return kind.layer.call(layer, sequences, **arguments)
     loop = functools.partial(_loop, layer, kind)
@@ -107,13 +109,13 @@ def fast_or_plain_call(
     training: bool = False,
     **given: Any,
 ) -> Any:
-    """Calls a plain layer: with `call` in training and sampling, and else with `otherwise`.
+    """Calls a plain layer with `call` in training and sampling, else with `otherwise`.
 
     Args:
         layer: LSTM or GRU for which `is_plain` returns True.
         otherwise: The layer itself, or its `call`, which takes masks as arguments.
         sequences: `[batch, time, features]`.
-        *states: Further positional arguments: the initial state and the mask.
+        *states: Other positional arguments: the initial state and the mask.
         training: bool. Training flag. Default False.
         **given: Keyword arguments.
     """
@@ -122,8 +124,8 @@ def fast_or_plain_call(
     if not isinstance(sequences, tf.Tensor):
         return otherwise(sequences, *states, training=training, **given)
     given |= zip(("initial_state", "mask"), states, strict=False)
-    past_masks = otherwise is not layer
-    if past_masks:
+    takes_masks = otherwise is not layer
+    if takes_masks:
         return call(layer, sequences, training=training, **given)
     applied, carried = _keras.recurrent_layers.masks_of_sequences(sequences, given)
     sequences = _keras.layers.converted(layer, sequences)
@@ -155,7 +157,7 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
         and _keras.recurrent_layers.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
-        and getattr(cell, "reset_after", True)  # else a GRU's candidate has another product
+        and getattr(cell, "reset_after", True)  # else a GRU computes its candidate in another way
         and not cell.recurrent_dropout
         and not (cell.dropout and cell.implementation == 1)  # a mask for each gate
         and not tf.config.list_logical_devices("GPU")
@@ -187,7 +189,7 @@ def _loop(
     states = tf.nest.flatten(initial_state)
     first = [tf.cast(tf.convert_to_tensor(state), inputs.dtype) for state in states]
     outputs, last_states = kind.run(inputs, first, mask=mask, **values)
-    # The outputs come from a list over time, which does not know its static length.
+    # The outputs come from a list over time, whose static length is unknown.
     outputs = tf.ensure_shape(outputs, [*inputs.shape[:2], outputs.shape[2]])
     last = last_states[0]
     if mask is not None:

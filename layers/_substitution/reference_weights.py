@@ -51,13 +51,13 @@ class References(keras.layers.Layer):
         object.__setattr__(self, "_gained", {})  # keyed as `_held`
         # Keyed by the position of the weight and of the element in its chain. Hidden from Keras.
         object.__setattr__(self, "_held", {})
-        object.__setattr__(self, "_starts", {})  # the weights whose first value is the reference
+        object.__setattr__(self, "_starts", {})  # weights whose start value is the reference
         self.built = True
 
     def weights_were_set(self, ids: set[int]) -> None:
         """Warns if the references were copied from weights that have been replaced.
 
-        A gain follows its weight, unless it was set too.
+        A gain is reset with its weight, unless the gain was set too.
 
         Args:
             ids: Ids of the variables that have new values.
@@ -72,14 +72,14 @@ class References(keras.layers.Layer):
                 warnings.warn(
                     f"layer '{self._owner}' has new weights, but its Mixout still mixes with the "
                     "weights of its first training call: call "
-                    "tfwd.reset_references(model), unless the new weights are of "
+                    "tfwd.reset_references(model), unless the new weights come from "
                     "the same training run",
                     stacklevel=4,
                 )
                 return
 
     def reset(self) -> None:
-        """Discards the copied references, which the next training call copies. Resets gains."""
+        """Discards the copied references, and resets gains. The next training call copies again."""
         for name in self._starts:
             self._held[name].taken.assign(False)
         for gain in self._gained.values():
@@ -206,7 +206,7 @@ class References(keras.layers.Layer):
 
 
 def _inside(layer: keras.layers.Layer) -> list[References]:
-    """Returns the references in a layer and in all layers in it, also of those in place."""
+    """Returns the references in a layer and in all layers inside it, also if in place."""
     found = []
     for inner in _keras.layers.all_layers(layer):
         if isinstance(inner, References):
@@ -223,7 +223,7 @@ def copy_due_references(layer: keras.layers.Layer, training: bool | tf.Tensor) -
 
 @contextlib.contextmanager
 def borrowed(layer: keras.layers.Layer) -> Iterator[None]:
-    """Copies the references that are due, for the body. After it they are due again."""
+    """Copies the due references for the body. After the body they are due again."""
     inside = _inside(layer)
     due = [taken for references in inside for taken in references.taken() if not taken.numpy()]
     copy_due_references(layer, True)
@@ -240,7 +240,7 @@ def reset_references(layer: keras.layers.Layer) -> None:
     Call it after loading other weights into a trained model. Until then Mixout uses the weights of
     its first training call, and a gain has the length of an earlier weight. The next training call
     copies the references of Mixout. References that came from a file, a dict or a plan stay. A gain
-    gets the length of the present weight at once, so that the weight is used as it is.
+    immediately gets the length of the present weight, so the effective weight equals the weight.
 
     Args:
         layer: Model or layer that contains Mixout, or WeightNorm with a gain.
@@ -326,7 +326,7 @@ def _of_plan(where: str, target: Target, plan: pretrained.Plan) -> np.ndarray:
 def _of_keys(
     where: str, target: Target, keys: list[str], read: Callable[[str], np.ndarray]
 ) -> np.ndarray:
-    """Reads the value of the key that equals the weight's path, or an end of it, or ends in it."""
+    """Reads the one key that ends with the weight's path, or with which the path ends."""
     path = f"/{target.path}"
     found = [key for key in keys if path.endswith(f"/{key}") or f"/{key}".endswith(path)]
     if len(found) != 1:
@@ -339,7 +339,7 @@ def _of_keys(
     value = read(found[0])
     if value.shape != tuple(target.variable.shape):
         raise ValueError(
-            f"{where} needs a reference of shape {tuple(target.variable.shape)}, and '{found[0]}' "
-            f"in its source is of shape {value.shape}"
+            f"{where} needs a reference of shape {tuple(target.variable.shape)}, but '{found[0]}' "
+            f"in its source has shape {value.shape}"
         )
     return value

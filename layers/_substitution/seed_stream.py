@@ -31,8 +31,8 @@ def checked_seed(seed: Any) -> int | None:
     """
     if seed is None:
         return None
-    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if not whole or not 0 <= seed < 1 << 63:
+    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_integer or not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be None or an integer from 0 to 2^63 - 1, got {seed!r}")
     return int(seed)
 
@@ -41,7 +41,7 @@ class SeedStream(keras.layers.Layer):
     """A training-call counter that makes the seeds of each call.
 
     Args:
-        seed: int. Root seed. Default None, which draws one from Keras's global seed.
+        seed: int. Root seed. Default None, which draws a seed from Keras's global seed.
         share_across_replicas: bool. Draws the same on all replicas of a `tf.distribute` strategy.
             Default False.
         stream: int. Layers with the same seed and different streams draw differently. Default 0.
@@ -143,7 +143,7 @@ class SeedStream(keras.layers.Layer):
             self.state.assign(np.asarray(store["state"]))
         elif self.wrapper:
             raise plain_file(self.wrapper)
-        # The file of a plain layer has no state. The present state stays.
+        # The file of a plain layer has no state. The layer keeps its state.
 
 
 def plain_file(wrapper: str) -> ValueError:

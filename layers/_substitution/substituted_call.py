@@ -32,7 +32,7 @@ from tfwd.parametrizations.chain import BoundParametrization
 
 
 class OuterWrapper(NamedTuple):
-    """The parametrizations of one wrapper around the present call, by the variables' ids.
+    """The parametrizations of one wrapper around the running call, by the variables' ids.
 
     Attributes:
         raw: Raw values of the weights.
@@ -57,7 +57,7 @@ _local = threading.local()
 
 
 def outer_wrappers() -> list[OuterWrapper]:
-    """Returns the wrappers around the present call. The outermost wrapper comes first."""
+    """Returns the wrappers around the running call. The outermost wrapper comes first."""
     return getattr(_local, "wrappers", [])
 
 
@@ -75,14 +75,15 @@ class CallAnalysis(NamedTuple):
     """The facts that `first_call_analysis` found about a call.
 
     Attributes:
-        impure: Reason why the call cannot run again, the end of a sentence. Empty if it can.
+        impure: Reason why the call cannot run again, as the end of a sentence. "" if it can run
+            again.
         updated: Variables that the call updates, under either training flag.
         losses: Number of losses that the call adds, the larger of the two flags.
         extra: Variables that the call reads and its layer does not list.
         seen: bool. The call could be traced, so it reads no weight without Keras.
-        shared: bool. Every layer of the same signature does the same.
-        taken: bool. The call uses floating tensors that are not among its arguments. Another call
-            may be made under another tape, so it does not matter if a gradient is wanted for them.
+        shared: bool. The analysis holds for all layers with the same signature.
+        taken: bool. The call uses floating tensors that are not among its arguments. It is True
+            even if they need no gradient now, because a later call may run under another tape.
     """
 
     impure: str
@@ -95,7 +96,7 @@ class CallAnalysis(NamedTuple):
 
 
 class SubstitutedCall:
-    """One call, split into tensors and seeds, so that it can run again from them."""
+    """One call, split into tensors and seeds from which it can run again."""
 
     def __init__(
         self,
@@ -145,8 +146,8 @@ class SubstitutedCall:
             with rates.named_in_errors(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
         self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
-        # A weight that only outer wrappers parametrize is read as they left it. An inner wrapper
-        # may still need its raw value.
+        # A weight that only outer wrappers parametrize is read with their effective value. An inner
+        # wrapper may still need the raw value.
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
         self._carried = [v for v in variables if id(v) not in self._raw and self._wrapper_of(v)]
         self._references = {id(v): self._reference(v) for v in held}
@@ -168,7 +169,7 @@ class SubstitutedCall:
         ]
 
     def extend(self, variables: list[keras.Variable]) -> None:
-        """Adds variables that the layer reads and does not list, such as states of an RNN."""
+        """Adds variables that the layer reads but does not list, such as states of an RNN."""
         known = {id(v) for v in self.variables}
         if variables := [v for v in variables if id(v) not in known]:
             self.variables += variables
@@ -181,17 +182,17 @@ class SubstitutedCall:
         return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.wrappers)
 
     def signature(self) -> tuple:
-        """Returns the key without this layer's own weights. Calls of equal layers have the same."""
-        places = {id(v): i for i, v in enumerate(self.variables)}
-        kinds = tuple((places[id(t.variable)], repr(p)) for t, p in self.targeted)
+        """Returns the key without this layer's weights. Calls of equal layers have equal keys."""
+        positions = {id(v): i for i, v in enumerate(self.variables)}
+        kinds = tuple((positions[id(t.variable)], repr(p)) for t, p in self.targeted)
         variables = tuple((str(v.dtype), len(v.shape)) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
         return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()
 
     def is_worth_recomputing(self) -> bool:
-        """Returns True if an effective weight is so large that drawing it again is better.
+        """Returns True if an effective weight is large enough that drawing it again is better.
 
-        Masks of examples are applied within the layer's product, which stores none of them.
+        Masks of examples do not count, because the layer's product does not store them.
         """
         return not all(
             masks_and_normals.is_small(tuple(target.variable.shape))
@@ -218,7 +219,7 @@ class SubstitutedCall:
         Args:
             analysis: Known facts about the call.
             recomputed: bool. Backward computes the effective weights again.
-            before: Attributes of the layers while they run. Given if they may run a second time.
+            before: Attributes of the layers in the first run. None if the layers run only once.
         """
         branches = None
         if not isinstance(self.training, bool):
@@ -233,14 +234,14 @@ class SubstitutedCall:
 
         tensors = self.tensors  # read outside the branches
 
-        def keeping(training: bool) -> list[tf.Tensor]:
+        def storing(training: bool) -> list[tf.Tensor]:
             weights = self.weights(training, tensors, self.seeds)
             return function(training, tensors, self.seeds, weights)
 
         if recomputed:
             flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
         else:
-            flat = training_flag.call_with_bool(self.training, keeping)
+            flat = training_flag.call_with_bool(self.training, storing)
         return packed.unpack(list(flat))
 
     def weights(self, training: bool, tensors: list, seeds: list) -> list[tf.Tensor]:
@@ -264,7 +265,7 @@ class SubstitutedCall:
     def chains(
         self, training: bool, seeds: list, references: dict[int, tf.Tensor] | None = None
     ) -> list[list[BoundParametrization]]:
-        """Returns the parametrizations of each weight: this wrapper's first, then the outer ones.
+        """Returns each weight's parametrizations, from this wrapper to the outermost wrapper.
 
         Args:
             training: Training flag.
@@ -344,7 +345,7 @@ class SubstitutedCall:
         return result._replace(read=result.read | wrapper.taken)
 
     def _reference(self, variable: tf.Variable) -> tf.Tensor:
-        """Returns the value of a reference. If an outer wrapper has the value, it is used."""
+        """Returns the value of a reference. An outer wrapper's value has precedence."""
         found = (w.references[id(variable)] for w in self.wrappers if id(variable) in w.references)
         known = next(found, None)
         return read(variable) if known is None else known

@@ -55,7 +55,7 @@ class Gains(keras.layers.Layer):
         if self.weights and len(store.keys()) != len(self.weights):
             names = ", ".join(_keras.variables.name(weight) for weight in self.weights)
             raise ValueError(
-                f"the file does not have the weights {names}. If a model without them wrote it, "
-                "load it into that model, and parametrize that model"
+                f"the file does not have the weights {names}. If a model without these weights "
+                "wrote the file, load the file into that model, and then parametrize that model"
             )
         super().load_own_variables(store)

@@ -16,10 +16,14 @@ from tfwd import _keras
 
 # A layer's wrong use of a weight, and the remedy.
 PAST_KERAS = (
-    "reads its weight '{}' without Keras (as a stored tf.Variable, or as one that another function "
-    "has captured), so no other value can be substituted: read it as self.<weight> in call()"
+    "reads its weight '{}' without Keras (as a tf.Variable that is stored, or that another "
+    "function has captured), so no other value can be substituted: read it as self.<weight> in "
+    "call()"
 )
-ASSIGNED = "assigns to its weight '{}' in its call; such a weight cannot be parametrized"
+ASSIGNED = (
+    "assigns to its weight '{}' in its call, so the weight cannot be parametrized: exclude it from "
+    "the patterns"
+)
 IN_BACKWARD = (
     "reads its weight '{}' in backward, in its own tf.recompute_grad or tf.custom_gradient, "
     "where no other value can be substituted: pass the weight to that function as an argument, "
@@ -95,8 +99,9 @@ def warn_of_python(name: str, operations: list[str]) -> None:
     """Warns about Python code that runs as an operation, which tfwd cannot inspect."""
     if operations:
         warnings.warn(
-            f"layer '{name}' calls Python as an operation ({operations[0]}); a weight that is read "
-            "inside it has its raw value, or no gradient: pass it to that function as an argument",
+            f"layer '{name}' calls Python as an operation ({operations[0]}). A weight that this "
+            "Python code reads has its raw value, or no gradient: pass the weight to the Python "
+            "function as an argument",
             stacklevel=2,
         )
 
@@ -114,7 +119,7 @@ def kept_tensors_explained(name: str) -> Iterator[None]:
         if "out of scope" not in str(error):
             raise
         raise ValueError(
-            f"layer '{name}', or one inside it, uses a tensor of an earlier call. The usual cause "
-            "is a method that is a tf.function and keeps the weights that it was traced "
+            f"layer '{name}', or a layer inside it, uses a tensor of an earlier call. The usual "
+            "cause is a method that is a tf.function and keeps the weights that it was traced "
             "with: remove its decorator, or pass it the weights as arguments"
         ) from error

@@ -22,7 +22,7 @@ ALL = "all"  # the pattern that stands for every trained weight
 
 QUANTIZED = (
     "weights of 8 or 4 bits cannot be parametrized. Quantize the plain model, tfwd.unwrap(model); "
-    "or call enable_lora and quantize first, wrap then, and name the weights 'lora_.*'"
+    "or call enable_lora and quantize first, then wrap, and select the weights 'lora_.*'"
 )
 
 
@@ -32,7 +32,7 @@ class Target(NamedTuple):
     Attributes:
         position: Index of the weight in the layer's `weights`.
         path: Names of the layers that contain the weight, then its own name.
-        name: Shortest end of its path that is unique in the layer.
+        name: Shortest suffix of the path that is unique in the layer.
         variable: The weight.
     """
 
@@ -51,13 +51,13 @@ def all_targets(layer: keras.Layer) -> list[Target]:
 
 
 def _ends(path: str) -> list[str]:
-    """Returns the ends of a path that begin after a `/`, and the path. The shortest comes first."""
+    """Returns the suffixes of a path in whole components, from the shortest to the path itself."""
     parts = path.split("/")
     return ["/".join(parts[k:]) for k in reversed(range(len(parts)))]
 
 
 def shortest_names(paths: list[str]) -> list[str]:
-    """Returns for each path its shortest end after a `/` that no other path ends in.
+    """Returns the shortest suffix of each path that no other path has, in whole components.
 
     Example:
         >>> shortest_names(["a/lstm/kernel", "a/dense/kernel", "a/dense/bias"])
@@ -97,23 +97,23 @@ def match(
     }
     meant = {pattern: _meant(layer, pattern, everything, trained) for pattern in patterns}
     wanted = {target.position for targets in meant.values() for target in targets}
-    out = excluded(layer, exclude, everything, wanted)
+    left_out = excluded(layer, exclude, everything, wanted)
     taken: dict[int, str] = {}
     for pattern, targets in meant.items():
-        left = [t for t in targets if t.position not in out]
-        if not left:
+        remaining = [t for t in targets if t.position not in left_out]
+        if not remaining:
             raise ValueError(
                 f"exclude={list(exclude)} excludes all weights of {kind(layer)} '{layer.name}' "
                 f"that '{pattern}' matches ({shown(targets)}): remove '{pattern}', or exclude less"
             )
-        if all(t.position in taken for t in left):
-            earlier = dict.fromkeys(f"'{taken[t.position]}'" for t in left)
+        if all(t.position in taken for t in remaining):
+            earlier = dict.fromkeys(f"'{taken[t.position]}'" for t in remaining)
             raise ValueError(
                 f"'{pattern}' selects no weight of {kind(layer)} '{layer.name}', because the "
-                f"first matching pattern applies: {' and '.join(earlier)}, before it, also "
-                f"matches {shown(left)}. Put '{pattern}' first, or remove it"
+                f"first matching pattern applies: earlier patterns ({', '.join(earlier)}) also "
+                f"match {shown(remaining)}. Put '{pattern}' first, or remove it"
             )
-        for target in left:
+        for target in remaining:
             check_floating(layer, target)
             taken.setdefault(target.position, pattern)
     return [(t, patterns[taken[t.position]]) for t in everything if t.position in taken]
@@ -122,7 +122,7 @@ def match(
 def _meant(
     layer: keras.Layer, pattern: str, everything: list[Target], trained: set[int]
 ) -> list[Target]:
-    """Returns the weights that one pattern means, whether or not they are excluded.
+    """Returns the weights that one pattern selects, including excluded weights.
 
     Args:
         layer: Built layer, for messages.
@@ -131,7 +131,7 @@ def _meant(
         trained: Ids of the weights that are created trainable.
 
     Raises:
-        ValueError: If there is none, or if the pattern `all` could mean a weight of this name.
+        ValueError: If the pattern selects no weight, or if `all` is also the name of a weight.
     """
     expression = compiled(pattern, f"{pattern!r}, for weights of layer '{layer.name}',")
     matched = [t for t in everything if matches(expression, t.path)]
@@ -139,7 +139,8 @@ def _meant(
         if matched:
             raise ValueError(
                 f"'all' could mean every trained weight of {kind(layer)} '{layer.name}', or its "
-                f"weight '{matched[0].path}': write '.*' for every weight, or '(all)' for this one"
+                f"weight '{matched[0].path}': write '.*' for every weight, or '(all)' for this "
+                "weight"
             )
         matched = everything
     if not matched:
@@ -152,7 +153,7 @@ def _meant(
         raise ValueError(
             f"'{pattern}' matches only weights of {kind(layer)} '{layer.name}' that are not "
             f"trained ({', '.join(t.name for t in matched)}); a pattern selects such a weight "
-            f"only if it ends in the weight's name, as '{matched[0].name}'"
+            f"only if it ends in the weight's name, for example '{matched[0].name}'"
         )
     return meant
 
@@ -169,9 +170,9 @@ def excluded(
         wanted: Positions of the weights that are selected if nothing is excluded.
 
     Raises:
-        ValueError: If a pattern matches no weight, or none that is selected.
+        ValueError: If a pattern matches no weight, or no selected weight.
     """
-    out: set[int] = set()
+    positions: set[int] = set()
     for pattern in exclude:
         expression = compiled(pattern, f"exclude={pattern!r}, for weights of '{layer.name}',")
         found = [t for t in everything if matches(expression, t.path)]
@@ -187,8 +188,8 @@ def excluded(
                 f"{kind(layer)} '{layer.name}', and the selected weights are {shown(chosen)}. "
                 "Remove the pattern, or correct it"
             )
-        out.update(t.position for t in found)
-    return out
+        positions.update(t.position for t in found)
+    return positions
 
 
 def checked_exclude(layer: keras.Layer, exclude: Any) -> tuple[str, ...]:
@@ -199,7 +200,7 @@ def checked_exclude(layer: keras.Layer, exclude: Any) -> tuple[str, ...]:
         exclude: Pattern, list of patterns, or None for no pattern.
 
     Raises:
-        ValueError: If it is something else, or if a pattern is not a regular expression.
+        ValueError: If `exclude` has another type, or if a pattern is not a regular expression.
     """
     given = () if exclude is None else (exclude,) if isinstance(exclude, str) else exclude
     if not isinstance(given, Sequence) or not all(isinstance(one, str) for one in given):
@@ -219,11 +220,11 @@ def literal(name: str) -> str:
 
 def _nearest(pattern: str, everything: list[Target]) -> str:
     """Returns a hint for a pattern that matches a part of a path, or leaves out a component."""
-    whole = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
+    grouped = f"({pattern})" if "|" in pattern and not pattern.startswith("(") else pattern
     slashes = [at for at, character in enumerate(pattern) if character == "/"]
     # The weights of a recurrent layer belong to its cell: lstm/lstm_cell/kernel.
     deeper = [f"{pattern[:at]}/.*{pattern[at:]}" for at in slashes]
-    for other in (f"{whole}/.*", *deeper, f".*{whole}.*"):
+    for other in (f"{grouped}/.*", *deeper, f".*{grouped}.*"):
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)
             try:

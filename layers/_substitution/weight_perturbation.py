@@ -142,7 +142,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         return [x.parametrizations for x in inside if isinstance(x, WeightPerturbationMixin)]
 
     def _unperturbed_call(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the training `call` on raw variables. Classes with another `call` define it."""
+        """Runs the training `call` on raw variables. Subclasses with their own `call` define it."""
         raise NotImplementedError
 
     def _targeted(self) -> TargetedWeights:
@@ -327,8 +327,8 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
     def effective_weights(self, call: int, examples: int | None = None) -> dict[str, tf.Tensor]:
         """Returns the exact weights that a training call uses on replica 0.
 
-        They are computed from the present raw weights. Inner wrappers that parametrize the same
-        weights count as called in each call of this layer.
+        They are computed from the present raw weights. This assumes that each call of this layer
+        also calls the inner wrappers that parametrize the same weights.
 
         Args:
             call: int. Number of the training call, from 0. `effective_weights(layer.calls)` returns
@@ -338,7 +338,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
-            end of the weight's path that is unique in the layer. A weight with a mask for each
+            suffix of the weight's path that is unique in the layer. A weight with a mask for each
             example has an additional first axis of size `examples`.
 
         Raises:
@@ -405,13 +405,13 @@ def bound_parametrizations(
 def owned_parametrizations(
     layer: Any, variable: keras.Variable, ahead: int | tf.Tensor, outside: frozenset = frozenset()
 ) -> list[tuple[Any, BoundParametrization]]:
-    """Returns the same as `bound_parametrizations`, each with its wrapper or its `InPlace`.
+    """Returns the parametrizations of `bound_parametrizations`, each with its wrapper or `InPlace`.
 
     Args:
         layer: Layer.
         variable: Weight of the layer.
         ahead: int. Number of calls from now.
-        outside: Each `InPlace` that is left out, because it acts around the layer. Default none.
+        outside: `InPlace` objects to leave out, because they act around the layer. Default none.
     """
     hook = method_hooks.hook_of(layer)
     links = [] if hook is None else hook.links

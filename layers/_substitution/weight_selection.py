@@ -61,13 +61,13 @@ def select(
         )
     everything = all_targets(layer)
     found = [t for t in everything if id(t.variable) in chosen]
-    out = excluded(layer, exclude, everything, {t.position for t in found})
-    if all(t.position in out for t in found):
+    left_out = excluded(layer, exclude, everything, {t.position for t in found})
+    if all(t.position in left_out for t in found):
         raise ValueError(
             f"exclude={list(exclude)} excludes all default weights of {kind(layer)} "
             f"'{layer.name}' ({', '.join(t.name for t in found)}): no weight would be parametrized"
         )
-    found = [t for t in found if t.position not in out]
+    found = [t for t in found if t.position not in left_out]
     for target in found:
         check_floating(layer, target)
     return [(target, parametrizations) for target in found]
@@ -136,9 +136,9 @@ def check_evaluates_raw(layer: keras.Layer, parametrizations: Parametrizations, 
             if not element.stochastic and not element.is_identity:
                 raise ValueError(
                     f"layer '{name}' also applies {element!r} to '{pattern}' in evaluation; "
-                    "without it the layer would compute different outputs. "
-                    "tfwd.unwrap(model, fold=True) returns a copy of the layer that has the "
-                    "effective weight as its own weight"
+                    "without the parametrization the layer would compute different outputs. "
+                    "Use tfwd.unwrap(model, fold=True). It returns a copy of the layer that has "
+                    "the effective weight as its own weight"
                 )
 
 
@@ -165,7 +165,7 @@ def _by_pattern(
 
 
 def default_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """Returns the weights that are parametrized if the user names none.
+    """Returns the weights that are parametrized if the user passes no pattern.
 
     - A recurrent layer: its recurrent kernels, of both directions and of all stacked cells.
     - Another layer: its own floating weights of rank two or more, except biases, gammas and betas.

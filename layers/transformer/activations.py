@@ -67,7 +67,7 @@ BY_NAME: dict[str, Callable[[Any], tf.Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Any], tf.Tensor]:
-    """Returns the activation of a name: of published configs first, else of Keras.
+    """Returns the activation for a name. Names of published configs have precedence over Keras's.
 
     Args:
         name: str. Name in a published config or in `keras.activations`.

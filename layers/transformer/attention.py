@@ -33,7 +33,7 @@ class MultiHeadAttention(Composite):
         for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(
-                    f"{type(self).__name__} '{self.name}': {name}={size!r} is not a "
+                    f"{type(self).__name__} '{self.name}': {name}={size!r}: expected a "
                     "positive integer"
                 )
         self.num_heads = num_heads
@@ -50,10 +50,10 @@ class MultiHeadAttention(Composite):
         self.output_dense = self.dense(hidden_size, "output", use_bias)
         self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
 
-    def build_products(self, inputs_shape: Any, context_shape: Any) -> None:
-        """Builds the four products.
+    def build_dense_layers(self, inputs_shape: Any, context_shape: Any) -> None:
+        """Builds the four dense layers.
 
-        If the shape of the context is unknown, the call builds the products of the context.
+        If the shape of the context is unknown, the call builds the dense layers of the context.
         """
         built(self.query, *inputs_shape)
         if context_shape is not None:
@@ -109,8 +109,8 @@ class MultiHeadAttention(Composite):
 class Attention(MultiHeadAttention):
     """Multi-head attention from one sequence to another.
 
-    Formula: for each head, with `q = x W_q + b_q`, and with keys and values from the context
-    likewise,
+    Formula: for each head, `q = x W_q + b_q`. The keys k and the values v are computed from the
+    context in the same way.
 
         y = concat over heads (softmax(s q k^T + bias, over the context) v) W_o + b_o
 
@@ -122,8 +122,8 @@ class Attention(MultiHeadAttention):
         head_size: int. Width of a head's queries, keys and values.
         hidden_size: int. Width of the output.
         dropout: float. Dropout rate of attention weights. Default 0.
-        use_bias: bool. Adds biases to the four products. Default True.
-        scale: bool. Divides scores by the root of `head_size`. Default True.
+        use_bias: bool. Adds biases to the four dense layers. Default True.
+        scale: bool. Divides scores by the square root of `head_size`. Default True.
         initializer: Initializer of the kernels. A float is the standard deviation of a truncated
             normal distribution. Default 0.02.
         **kwargs: Arguments of every Keras layer, such as `name`.
@@ -133,7 +133,7 @@ class Attention(MultiHeadAttention):
     - `x`: `[batch, queries, features]`.
     - `context`: `[batch, length, features]`.
     - `context_mask`: `[batch, length]` or `[batch, queries, length]`, boolean, or of zeros and
-      ones. By default, the mask that Keras stores with the context.
+      ones. The default is the mask that Keras stores with the context.
     - `position_bias`: `[1 or batch, num_heads, queries, length]`. It is added to the scores.
     - Output: `[batch, queries, hidden_size]`.
 
@@ -153,7 +153,7 @@ class Attention(MultiHeadAttention):
     """
 
     def build(self, inputs_shape: Any, context_shape: Any = None) -> None:
-        self.build_products(inputs_shape, context_shape)
+        self.build_dense_layers(inputs_shape, context_shape)
 
     def call(
         self,
@@ -189,7 +189,7 @@ class SelfAttention(MultiHeadAttention):
     """
 
     def build(self, inputs_shape: Any) -> None:
-        self.build_products(inputs_shape, inputs_shape)
+        self.build_dense_layers(inputs_shape, inputs_shape)
 
     def call(
         self, inputs: tf.Tensor, mask: Any = None, position_bias: Any = None, training: Any = None

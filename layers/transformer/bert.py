@@ -36,17 +36,17 @@ class Bert(TokenIdInputs, Published):
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `bert(ids, token_type_ids=None, mask=None, position_ids=None, training=None)`. Only the
-    ids can be a positional argument. Ids are integers `[batch, length]`. `mask` is called attention
-    mask by tokenizers. It is True or 1 for text, `[batch, length]` or `[batch, length, length]`. By
-    default it is `ids != padding_id`.
+    ids can be a positional argument. Ids are integers `[batch, length]`. `mask` is the attention
+    mask of tokenizers: `[batch, length]` or `[batch, length, length]`, with True or 1 for text. The
+    default is `ids != padding_id`.
 
     A dict can replace the ids:
     `bert({"input_ids": ..., "attention_mask": ..., "token_type_ids": ...})`. These are the keys of
     Hugging Face's tokenizers. keras-hub's keys "token_ids", "padding_mask" and "segment_ids" work
     too.
 
-    Wrong ids and masks raise an error. A function that XLA compiles cannot raise: its outputs are
-    NaN.
+    Wrong ids and masks raise an error. A function that XLA compiles cannot raise an error. Its
+    outputs become NaN.
 
     Output: the last hidden state, `[batch, length, hidden_size]`. With `add_pooler` or `return_all`
     a dict: "last_hidden_state"; "pooler_output", `[batch, hidden_size]`; "hidden_states", a list of
@@ -149,8 +149,8 @@ class Bert(TokenIdInputs, Published):
             mask = checked.mask("mask", mask, embedded, embedded)
             embedded = checked.marked(embedded)
         states = self.stack(embedded, mask=mask, training=training)
-        # Also attach a mask that was an argument: Keras does not. Only masks of positions are
-        # attached.
+        # Also attach a mask that was an argument, because Keras does not. Attach only masks of
+        # positions.
         if mask is not None and mask.shape.rank == 2:
             for state in states:
                 _keras.layers.set_mask(state, mask)

@@ -81,15 +81,15 @@ class Connection(PostNormLayer):
 class BiModalEncoder(Composite):
     """Two stacks of transformer layers with connections, for example for text and images.
 
-    Formula: the pairs `(i, j)` of `connections` are processed in order. The first stream runs up to
-    its layer i, and the second up to its layer j. Then each stream has a `Connection` to the other
-    stream's present states. The layers after the last connection follow.
+    Formula: the pairs `(i, j)` of `connections` are processed in order. The first stream runs its
+    first i layers, and the second stream runs its first j layers. Then each stream has a
+    `Connection` to the other stream's present states. The layers after the last connection follow.
 
     Args:
         first, second: `TransformerStack`. They can come from published models, and can have
             different widths.
-        connections: Pairs of int. Numbers of layers of each stream before a connection. Both
-            numbers increase.
+        connections: Pairs of int. Number of layers that each stream has run before the connection.
+            No number is smaller than in the previous pair.
         num_heads, head_size: int. Sizes of the connections' attention. Default None, for the sizes
             of the first stack.
         dropout, attention_dropout: float. Dropout rates of the connections. Default 0.
@@ -108,7 +108,7 @@ class BiModalEncoder(Composite):
         tfwd.pretrained.load(encoder, folder, mapping=keys, **others)
 
     Raises:
-        ValueError: If a connection is after a stack's end, or before the previous connection.
+        ValueError: If a connection is after the end of a stack, or before the previous connection.
 
     Example:
         >>> import tensorflow as tf
@@ -144,8 +144,8 @@ class BiModalEncoder(Composite):
             if len(pair) != 2 or not all(b <= n <= e for b, n, e in zip(before, pair, ends)):  # noqa: B905
                 raise ValueError(
                     f"BiModalEncoder '{self.name}': connection {tuple(pair)} after "
-                    f"{tuple(before)}: the stacks have {ends[0]} and {ends[1]} layers, and each "
-                    "connection must come after the previous one"
+                    f"{tuple(before)}: the stacks have {ends[0]} and {ends[1]} layers, and no "
+                    "number of layers may be smaller than in the previous connection"
                 )
             before = pair
         heads = num_heads or first.num_heads

@@ -74,7 +74,7 @@ class Composite(keras.layers.Layer):
 
     @classmethod
     def arguments(cls) -> list[str]:
-        """Returns the names of the arguments that are this class's own."""
+        """Returns the names of this class's own arguments."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return [p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD]
 
@@ -88,9 +88,9 @@ def _inside(layer: keras.layers.Layer, path: str = "") -> Iterator[tuple[str, An
 
 
 def _flags(layer: keras.layers.Layer, path: str = "") -> dict[str, bool]:
-    """Returns the `trainable` flags that differ from the outer layer's. Outer layers come first.
+    """Returns the `trainable` flags that differ from the outer layer's flag, outer layers first.
 
-    Setting a flag sets the flags of all sublayers, so these flags describe all of them.
+    Setting a flag also sets the flags of all sublayers. So these flags describe all flags.
     """
     found: dict[str, bool] = {}
     for held in _keras.layers.sublayers(layer):
@@ -107,7 +107,7 @@ def built(layer: keras.layers.Layer, *shape: int | None) -> None:
 
 
 def initializer(value: Any) -> keras.initializers.Initializer:
-    """Returns an initializer. A float is the standard deviation of a truncated normal one."""
+    """Returns an initializer. A float is the stddev of a truncated normal distribution."""
     if isinstance(value, float):
         return keras.initializers.TruncatedNormal(stddev=value)
     return keras.initializers.get(value)

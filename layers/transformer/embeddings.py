@@ -28,21 +28,21 @@ class Embeddings(TokenIdInputs, Published):
         type_vocabulary_size: int. Number of token types. 0 means none. Default 2.
         embedding_size: int. Width of the three tables. Default None, for `hidden_size`.
         padding_id: int. Id of padding tokens, for the mask. None means no mask. Default 0.
-        padding_position: int. Position of padding tokens. Default None: the first token has
-            position 0, and each next token has the next one. With a number n, as in RoBERTa,
-            padding has position n. The other tokens have the positions n + 1, n + 2, ...
+        padding_position: int. Position of padding tokens. Default None: all tokens, including
+            padding, have the positions 0, 1, 2, ... With a number n, as in RoBERTa, padding has
+            position n. The other tokens have the positions n + 1, n + 2, ...
         dropout: float. Dropout rate of the sum. Default 0.
         epsilon: float. Epsilon of the normalization. Default 1e-12.
         initializer: Initializer of the tables. A float is the standard deviation of a truncated
             normal distribution. Default 0.02.
-        project: bool. Adds a projection to `hidden_size`. Default None, which adds it if the widths
-            differ. ALBERT has a projection at equal widths too.
+        project: bool. Adds a projection to `hidden_size`. Default None, which adds a projection if
+            the widths differ. ALBERT has a projection at equal widths too.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `layer(ids, token_type_ids=None, position_ids=None, training=None)`. Each is an integer
     tensor `[batch, length]`. Only the ids can be a positional argument. A dict with "input_ids" can
-    replace them. By default all token types are 0. Output: `[batch, length, hidden_size]`, with the
-    mask `ids != padding_id`.
+    replace the ids. By default all token types are 0. Output: `[batch, length, hidden_size]`, with
+    the mask `ids != padding_id`.
 
     Sublayers: `words`, `positions`, `types` (each an `Embedding`), `LayerNorm` and `projection` (a
     `Dense`).

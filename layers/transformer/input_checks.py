@@ -1,7 +1,7 @@
 """Checks token ids and masks before a layer computes.
 
-A wrong mask or id otherwise gives a wrong number and no error. An additive mask that is cast to
-boolean inverts attention, and a lookup treats -1 as the last row.
+Without these checks, a wrong mask or id gives wrong outputs and no error. An additive mask that is
+cast to boolean inverts attention, and a lookup treats -1 as the last row.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import tensorflow as tf
 from tfwd import _keras, finite
 from tfwd._graph import private_graph_apis
 
-# Up to these numbers every integer is exact in the dtype.
-_WHOLE_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
+# The dtype represents every integer up to this number exactly.
+_EXACT_UP_TO = {tf.float32: 2**24, tf.float64: 2**53}
 
-# Parts of a message: the rule, which begins with the layer; the next words; the values at the end.
-_Told = tuple[str, str, list[Any]]
+# The parts of a message: the rule, which begins with the layer, the following words, and the
+# values.
+_Message = tuple[str, str, list[Any]]
 
 
 class InputChecks:
     """Checks of the inputs of one call of a layer.
 
     Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by
-    `tf.debugging.Assert` in a graph. XLA removes assertions. There `marked` makes the output NaN,
-    and a check of the step gets the name of the argument.
+    `tf.debugging.Assert` in a graph. XLA removes assertions. Under XLA, `marked` makes the output
+    NaN, and a check of the step gets the argument's name.
 
     Args:
         layer: Layer, for messages.
@@ -47,8 +48,8 @@ class InputChecks:
             like: Token ids of the same length. The batch of `ids` can be 1. Default None.
         """
         ids = self._tensor(name, ids)
-        # A Sequential without an Input passes integers on as floats.
-        are_floats = below <= _WHOLE_UP_TO.get(ids.dtype, 0)
+        # A Sequential without an Input casts integers to floats.
+        are_floats = below <= _EXACT_UP_TO.get(ids.dtype, 0)
         if not ids.dtype.is_integer and not are_floats:
             raise TypeError(_no_ids(self._where, name, ids.dtype.name))
         if ids.shape.rank not in (None, 2):
@@ -59,20 +60,20 @@ class InputChecks:
             ids = self._of_length(name, ids, [(-1, like, 1)])
         if are_floats:
             rule = f"{self._where}: {name} must be whole numbers"
-            told = (rule, ", but begins with", [tf.reshape(ids, [-1])[:8]])
-            ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)
+            message = (rule, ", but begins with", [tf.reshape(ids, [-1])[:8]])
+            ids = self._require_each(tf.equal(tf.round(ids), ids), ids, message, ids)
         elif ids.dtype.size < 4:
             ids = tf.cast(ids, tf.int32)
         least, most = tf.reduce_min(ids), tf.reduce_max(ids)
         rule = f"{self._where}: {name} must be from 0 to {below - 1}"
-        told = (rule, ", but goes from", [least, "to", most])
-        ids = self._require_each((ids >= 0) & (ids < below), ids, told, ids)
+        message = (rule, ", but has values from", [least, "to", most])
+        ids = self._require_each((ids >= 0) & (ids < below), ids, message, ids)
         return tf.cast(ids, tf.int32) if are_floats else ids
 
     def length(self, ids: tf.Tensor, most: int) -> tf.Tensor:
         """Checks that the length of token ids is at most `most`, and returns the ids."""
         rule = f"{self._where} has positions for {most} tokens"
-        advice = ": shorten the texts, or set another max_length; the texts have"
+        advice = ": shorten the texts, or set a larger max_length. The texts have"
         length = ids.shape[1]
         if length is None:
             length = tf.shape(ids)[1]
@@ -108,8 +109,8 @@ class InputChecks:
             f"{self._where}: {name} must be boolean, or zeros and ones, with 1 for text. "
             "An additive mask, (1 - mask) * -10000, is wrong: pass the mask itself"
         )
-        told = (rule, ". It has", [tf.reshape(mask, [-1])[:8]])
-        return self._require_each(zeros | ones, mask, told, ones)
+        message = (rule, ". It has", [tf.reshape(mask, [-1])[:8]])
+        return self._require_each(zeros | ones, mask, message, ones)
 
     def marked(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor. Under XLA it becomes NaN if an input is wrong."""
@@ -126,7 +127,7 @@ class InputChecks:
             )
         if isinstance(value, tf.RaggedTensor):
             raise TypeError(
-                f"{self._where}: {name} is a RaggedTensor: pass a dense tensor, by to_tensor()"
+                f"{self._where}: {name} is a RaggedTensor: pass a dense tensor, made by to_tensor()"
             )
         return tf.convert_to_tensor(value)
 
@@ -148,27 +149,27 @@ class InputChecks:
                     )
             elif axis == -1:  # a tensor of length 1 would be broadcast
                 ours, theirs = tf.shape(tensor)[axis], tf.shape(other)[its]
-                told = (rule, ", but the lengths are", [ours, theirs])
-                tensor = self._require(tf.equal(ours, theirs), told, tensor)
+                message = (rule, ", but the lengths are", [ours, theirs])
+                tensor = self._require(tf.equal(ours, theirs), message, tensor)
         return tensor
 
-    def _require(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
+    def _require(self, ok: tf.Tensor, message: _Message, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
         if private_graph_apis.in_xla():
-            finite.check_argument(told[0].removeprefix(self._where), ok, tf.stack(told[2]))
-        return self._checked(ok, told, tensor)
+            finite.check_argument(message[0].removeprefix(self._where), ok, tf.stack(message[2]))
+        return self._checked(ok, message, tensor)
 
     def _require_each(
-        self, good: tf.Tensor, values: tf.Tensor, told: _Told, tensor: tf.Tensor
+        self, good: tf.Tensor, values: tf.Tensor, message: _Message, tensor: tf.Tensor
     ) -> tf.Tensor:
-        """Returns the tensor if a condition holds for each value. Otherwise as `_require`."""
+        """Returns the tensor if a condition holds for each value. Otherwise acts as `_require`."""
         if private_graph_apis.in_xla():
-            finite.check_argument(told[0].removeprefix(self._where), good, values)
-        return self._checked(tf.reduce_all(good), told, tensor)
+            finite.check_argument(message[0].removeprefix(self._where), good, values)
+        return self._checked(tf.reduce_all(good), message, tensor)
 
-    def _checked(self, ok: tf.Tensor, told: _Told, tensor: tf.Tensor) -> tf.Tensor:
+    def _checked(self, ok: tf.Tensor, message: _Message, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor. If a condition does not hold, raises the message or marks it."""
-        rule, tail, data = told
+        rule, tail, data = message
         if tf.executing_eagerly():
             if not ok:
                 raise ValueError(" ".join([rule + tail, *map(_text, data)]))
@@ -230,8 +231,8 @@ class TokenIdInputs:
                 f"{name}=..." for name in dict.fromkeys(self.argument_of_key.values()) if name
             )
             raise TypeError(
-                f"{where}: {len(args)} positional arguments: pass the arguments after the ids by "
-                f"name, as {others}"
+                f"{where}: got {len(args)} positional arguments: pass the arguments after the ids "
+                f"by name, as {others}"
             )
         for name, value in (*(("ids", value) for value in args), *kwargs.items()):
             if isinstance(value, (list, tuple)):
@@ -273,7 +274,7 @@ class TokenIdInputs:
                 given[name] = value
             else:
                 raise ValueError(
-                    f"{where}: {name or key} is given twice, once as {key!r}: remove one"
+                    f"{where}: {name or key} is given twice, once as {key!r}: pass it once"
                 )
         if ids is None:
             raise ValueError(
@@ -282,11 +283,11 @@ class TokenIdInputs:
         return ids, given
 
     def ids_of(self: Any, inputs: Any, name: str = "") -> Any:
-        """Returns the token ids, or an argument's entry, of a dict. Other inputs are returned."""
+        """Returns the ids, or an argument's value, from a dict. Returns other inputs unchanged."""
         if not isinstance(inputs, Mapping):
             return inputs
         return next((v for key, v in inputs.items() if self.argument_of_key.get(key) == name), None)
 
 
-# This attribute tells AutoGraph that there is nothing to convert.
+# This attribute tells AutoGraph not to convert the method.
 TokenIdInputs.__call__.autograph_info__ = {}  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Scores of attention with the mask of the keys inside the product of queries and keys.
 
-Scores are the largest tensors of a transformer: `[batch, heads, queries, keys]`. To add a mask to
-them takes a pass over all of them. Here each query gets a further column of 1, and each key gets a
-further column with its bias. The product then adds the bias itself.
+Scores are the largest tensors of a transformer: `[batch, heads, queries, keys]`. Adding a mask
+takes a pass over all scores. Here each query gets an additional column of 1, and each key gets an
+additional column with its bias. The product then adds the bias itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfwd._graph import private_graph_apis
 from tfwd._graph.custom_gradient import custom_gradient
 
-# Scores below 2**102 vanish beside this bias. So masked keys have equal scores, also in a row in
-# which all are masked. A power of two stays finite and exact if a GPU rounds factors (TF32).
+# Scores below 2**102 vanish beside this bias. So masked keys have equal scores, even in a row in
+# which all keys are masked. A power of two stays finite and exact if a GPU rounds factors (TF32).
 _MASKED = {tf.float32: -(2.0**127), tf.float64: -(2.0**1023)}
 
 
@@ -32,7 +32,7 @@ def masked_scores(queries: tf.Tensor, keys: tf.Tensor, mask: tf.Tensor | None) -
         `[batch, heads, queries, keys]`, in float32 if the queries have half precision.
     """
     of_keys = mask is not None and mask.shape.rank == 2
-    # XLA adds the mask inside the loop of the softmax, which costs no pass.
+    # XLA adds the mask inside the loop of the softmax, without an additional pass.
     if of_keys and queries.dtype in _MASKED and not private_graph_apis.in_xla():
         return _product(queries, keys, mask)
     scores = tf.matmul(queries, keys, transpose_b=True)

@@ -23,9 +23,9 @@ class RelativePositions(Composite):
     Args:
         num_heads: int. Number of heads.
         num_buckets: int. Number of buckets for both directions together. Default 32.
-        max_distance: int. From this distance on, all distances have the last bucket. Default 128.
-        bidirectional: bool. Later positions also have buckets. If False, they have the bucket of
-            distance 0. Default True.
+        max_distance: int. From this distance on, all distances share the last bucket. Default 128.
+        bidirectional: bool. Later positions have their own buckets. If False, all later positions
+            share the bucket of distance 0. Default True.
         initializer: Initializer of the table. A float is the standard deviation of a truncated
             normal distribution. Default 0.05.
         **kwargs: Arguments of every Keras layer, such as `name`.
@@ -56,8 +56,8 @@ class RelativePositions(Composite):
             least, kind = (4, "bidirectional") if bidirectional else (2, "one-directional")
             raise ValueError(
                 f"RelativePositions '{self.name}': num_buckets={num_buckets}, max_distance="
-                f"{max_distance}: give at least {least} buckets ({kind}), and a max_distance of "
-                f"more than {max(count // 2, 1)}, up to which each distance has its own bucket"
+                f"{max_distance}: pass at least {least} buckets ({kind}), and a max_distance of "
+                f"more than {max(count // 2, 1)}. Smaller distances have their own buckets"
             )
         self.num_heads = num_heads
         self.num_buckets = num_buckets

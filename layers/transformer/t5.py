@@ -23,8 +23,9 @@ class T5(TokenIdInputs, Published):
     Formula: `c = encoder(E[ids])`, `h = decoder(E[decoder_ids], c)`. The logits are
     `E h / sqrt(hidden_size)` if the head is tied to the embeddings `E`, else `W h`.
 
-    Hugging Face's version 5 writes a wrong config for models of version 1.1: the config says that
-    they are tied, but the file has a separate head. Load such a model with `tied=False`.
+    Version 5 of Hugging Face's `transformers` writes a wrong config for models of T5 1.1. The
+    config says that the head is tied, but the file has a separate head. Load such a model with
+    `tied=False`.
 
     Args:
         vocabulary_size: int. Number of token ids.
@@ -33,10 +34,11 @@ class T5(TokenIdInputs, Published):
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
             num_buckets, max_distance, initializer: As in `T5Stack`.
         tied: bool. Uses the embeddings' matrix as the head. Default True.
-        scaled: bool. Divides the head's input by the root of `hidden_size`. Default None, for
-            `tied`.
+        scaled: bool. Divides the head's input by the square root of `hidden_size`. Default None,
+            for `tied`.
         padding_id: int. Id of padding tokens. Default 0.
-        start_id: int. The decoder's first id, for `shifted`. Default None: `shifted` needs an id.
+        start_id: int. The decoder's first id, for `shifted`. With None, each call of `shifted`
+            needs an id. Default 0.
         return_all: bool. Returns all hidden states. Default False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
@@ -168,7 +170,7 @@ class T5(TokenIdInputs, Published):
         embedded = checked.marked(self.shared(ids))
         encoded = self.encoder(embedded, mask=mask, training=training)
         if mask is not None and mask.shape.rank == 3:
-            mask = tf.reduce_any(mask, axis=1)  # positions that any encoder position sees
+            mask = tf.reduce_any(mask, axis=1)  # positions that any position attends to
         decoded = self.decoder(
             self.shared(decoder_ids),
             context=encoded[-1],
@@ -205,7 +207,7 @@ class T5(TokenIdInputs, Published):
         if start_id is None:
             raise ValueError(
                 f"T5 '{self.name}' has no start_id, because its config has no "
-                "decoder_start_token_id: give one, as t5.shifted(labels, start_id=0)"
+                "decoder_start_token_id: pass an id, for example t5.shifted(labels, start_id=0)"
             )
         padding = start_id if self.padding_id is None else self.padding_id
         labels = tf.convert_to_tensor(labels)

@@ -18,7 +18,7 @@ from tfwd.layers.transformer.rms_normalization import RMSNormalization
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class T5Layer(Composite):
-    """A layer of T5 with attention, attention to a context in a decoder, and two or three products.
+    """A layer of T5: self-attention, attention to a context in a decoder, and dense layers.
 
     Formula, with `n` for normalizations by the root mean square:
 
@@ -26,11 +26,11 @@ class T5Layer(Composite):
         c = a + dropout(attention(n(a), context))         in a decoder
         y = c + dropout(dropout(f(n(c) W_1) * n(c) W_2) W_3)
 
-    The factor with `W_2` exists only if `gated`.
+    The factor with `W_2` exists only if `gated` is True.
 
     Args:
         num_heads, head_size, hidden_size: As in `Attention`.
-        intermediate_size: int. Width between the products.
+        intermediate_size: int. Width between the dense layers.
         is_decoder: bool. Adds attention to a context. Default False.
         activation: str. Name of the function f. Default "relu".
         gated: bool. Adds the factor with `W_2`. Default False.

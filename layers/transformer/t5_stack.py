@@ -28,8 +28,8 @@ class T5Stack(Published):
         num_layers: int. Number of layers.
         num_heads, head_size, hidden_size, intermediate_size, activation, gated, dropout, epsilon,
             initializer: As in `T5Layer`.
-        is_decoder: bool. Positions see only earlier positions, and the layers see a context.
-            Default False.
+        is_decoder: bool. Each position attends only to itself and to earlier positions, and the
+            layers also attend to a context. Default False.
         num_buckets, max_distance: As in `RelativePositions`.
         return_all: bool. Returns all hidden states: `h_0` to `h_(n-1)`, and the output. Default
             False.
@@ -145,10 +145,10 @@ class T5Stack(Published):
         if context_mask is not None and context is not None:
             context_mask = checked.mask("context_mask", context_mask, context, inputs)
         inputs = checked.marked(inputs)
-        seen = self._seen(inputs, mask)
+        attended = self._attended(inputs, mask)
         bias = self.relative_positions(inputs, inputs)
         states = [self.dropped(inputs, training=training)]
-        options = {"mask": seen, "context_mask": context_mask, "position_bias": bias}
+        options = {"mask": attended, "context_mask": context_mask, "position_bias": bias}
         for layer in self.layers:
             states.append(layer(states[-1], context=context, training=training, **options))
         states[-1] = self.dropped(self.final_norm(states[-1]), training=training)
@@ -161,8 +161,8 @@ class T5Stack(Published):
         mask = position_mask(mask[0] if isinstance(mask, (list, tuple)) else mask)
         return [mask] * (self.num_layers + 1) if self.return_all else mask
 
-    def _seen(self, inputs: tf.Tensor, mask: Any) -> Any:
-        """Returns the mask of the positions that each position sees."""
+    def _attended(self, inputs: tf.Tensor, mask: Any) -> Any:
+        """Returns the mask of the positions that each position attends to."""
         if not self.is_decoder:
             return mask
         positions = tf.range(tf.shape(inputs)[1])

@@ -1,4 +1,4 @@
-"""`TransformerLayer`: self-attention and two products, each with a residual connection.
+"""`TransformerLayer`: self-attention and two dense layers, with residual connections.
 
 `PostNormLayer` is the base class of both `TransformerLayer` and `Connection`.
 """
@@ -18,9 +18,9 @@ from tfwd.layers.transformer.input_checks import position_mask
 
 
 class PostNormLayer(Composite):
-    """Base class of `TransformerLayer` and `Connection`: attention and two products.
+    """Base class of `TransformerLayer` and `Connection`: attention and two dense layers.
 
-    The two differ only in the attention. A subclass calls `add_parts` in its constructor.
+    The two classes differ only in the attention. A subclass calls `add_parts` in its constructor.
     """
 
     def add_parts(
@@ -95,7 +95,7 @@ class TransformerLayer(PostNormLayer):
     Args:
         num_heads: int. Number of heads.
         hidden_size: int. Width of input and output, a multiple of `num_heads`.
-        intermediate_size: int. Width between the two products.
+        intermediate_size: int. Width between the two dense layers.
         activation: str. The function f: a name from published configs, or from Keras. "gelu" is
             exact, and "gelu_new" uses tanh. "leaky_relu" has slope 0.01. Default "gelu".
         dropout: float. Rate of the two dropouts. Default 0.
@@ -139,7 +139,7 @@ class TransformerLayer(PostNormLayer):
         if num_heads < 1 or hidden_size % num_heads:
             raise ValueError(
                 f"TransformerLayer '{self.name}': num_heads={num_heads} does not divide "
-                f"hidden_size={hidden_size}; choose a divisor"
+                f"hidden_size={hidden_size}: choose a positive divisor"
             )
         self.add_parts(
             SelfAttention,

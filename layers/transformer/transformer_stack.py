@@ -17,7 +17,7 @@ from tfwd.layers.transformer.transformer_layer import TransformerLayer
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
 class TransformerStack(Published):
-    """A stack of transformer layers. Each layer runs on the output of the previous one.
+    """A stack of transformer layers. Each layer runs on the output of the previous layer.
 
     Formula: `h_0 = x`, `h_i = layer_i(h_(i-1))`. The output is the last state.
 
@@ -25,10 +25,9 @@ class TransformerStack(Published):
         num_layers: int. Number of layers.
         num_heads, hidden_size, intermediate_size, activation, dropout, attention_dropout, epsilon,
             initializer: As in `TransformerLayer`.
-        num_shared: int. Number of layers with their own weights, as in ALBERT. Layer i has the
-            weights of number `int(i / (num_layers / num_shared))`. Default None: each layer has its
-            own.
-        return_all: bool. Returns all hidden states, not only the last. Default False.
+        num_shared: int. Number of different sets of weights, as in ALBERT. Layer i uses set number
+            `int(i / (num_layers / num_shared))`. Default None: each layer has its own set.
+        return_all: bool. Returns all hidden states, not only the last state. Default False.
         **kwargs: Arguments of every Keras layer, such as `name`.
 
     Call: `stack(x, mask=None, training=None)`. `x` is `[batch, length, hidden_size]`, and `mask` is

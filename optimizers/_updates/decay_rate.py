@@ -58,29 +58,30 @@ class DecayRate:
         self.initial: list[float] = []
 
     def check_share(self, multiplier: float) -> None:
-        """Raises a ValueError if one update would remove all of a weight, or more."""
+        """Raises a ValueError if one update would remove 100 % of a weight, or more."""
         if self.scale != "absolute" or not self._is_constant:
             return
         if self.weight_decay * multiplier >= 1:
             times = "" if multiplier == 1 else f" times the multiplier {multiplier:g}"
             raise ValueError(
                 f"{self.owner}: weight_decay={self.weight_decay}{times}: with scale='absolute' "
-                "each update removes this share of a weight, so it must be below 1; "
-                "scale='learning_rate' has the meaning of PyTorch and Keras"
+                "each update removes this fraction of a weight, so it must be below 1. Pass a "
+                "smaller value, or use scale='learning_rate' as PyTorch and Keras do"
             )
 
     def note_initial(self, leaves: Sequence[Any]) -> None:
-        """Stores the initial learning rates of optimizers that are new.
+        """Stores the initial learning rate of each new optimizer.
 
         Raises:
-            ValueError: If there is no learning rate, or if the scale would divide by 0.
+            ValueError: If the scale needs a learning rate and an optimizer has none. If the scale
+                is "schedule" and an initial learning rate is not positive.
         """
         for leaf in leaves:
             if self.scale != "absolute" and not wrapped_optimizers.has_learning_rate(leaf):
                 raise ValueError(
                     f"{self.owner}: scale={self.scale!r} multiplies by the learning rate, but "
-                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' has none; use "
-                    "scale='absolute'"
+                    f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}' has no learning "
+                    "rate: use scale='absolute'"
                 )
         if self.scale != "schedule":
             return
@@ -91,15 +92,15 @@ class DecayRate:
                 named = f"{type(leaf).__name__} '{wrapped_optimizers.name(leaf)}'"
                 raise ValueError(
                     f"{self.owner}: scale='schedule' divides by the initial learning rate, but "
-                    f"the initial rate of {named} is {initial}; use "
-                    "scale='learning_rate' and divide weight_decay by the largest rate"
+                    f"the initial learning rate of {named} is {initial}: use "
+                    "scale='learning_rate', and divide weight_decay by the largest learning rate"
                 )
             self.initial = [*self.initial, initial]
 
     def __call__(
         self, leaf: Any, leaves: Sequence[Any], learning_rate: Any, dtype: tf.DType
     ) -> tf.Tensor:
-        """Computes d * s of an update that is made now, a scalar.
+        """Returns d * s for the current update, as a scalar.
 
         Args:
             leaf: Optimizer that makes the update.
@@ -122,7 +123,7 @@ class DecayRate:
         return decay * rate
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments and the initial rates. The wrapped config has the current ones."""
+        """Returns the arguments and the initial rates. The wrapped config has the current rates."""
         decay = self.weight_decay
         if self._is_variable:
             decay = float(decay.numpy())

@@ -1,7 +1,7 @@
 """Rules that select which variables are decayed, how much, and why.
 
-The optimizer applies the rules once, when it first sees its variables. The same rules print a
-table, with which a user can check the patterns.
+The optimizer applies the rules once, when it first sees its variables. They also print a table, so
+that a user can check the patterns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Choice(NamedTuple):
 
     Attributes:
         multiplier: Factor of the decay. 0 means no decay.
-        reason: Pattern that decided.
+        reason: Reason for the multiplier, such as the pattern that matched.
     """
 
     multiplier: float
@@ -33,9 +33,9 @@ class DecayRow(NamedTuple):
     Attributes:
         path: Path of the variable.
         shape: Shape of the variable.
-        decay: Share of the variable that one update removes now: d * m * s.
+        decay: Fraction of the variable that an update removes at the current step: d * m * s.
         multiplier: The factor m.
-        reason: Pattern that decided.
+        reason: Reason for the multiplier, such as the pattern that matched.
     """
 
     path: str
@@ -76,7 +76,7 @@ class DecayRules:
             finite.
 
     Attributes:
-        chosen: Choices for the variables of an optimizer, by their keys.
+        chosen: dict from the key of a variable to the choice for the variable.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class DecayRules:
         self.exclude = _patterns(owner, "exclude", exclude)
         self.multipliers = _factors(owner, multipliers)
         if self.include == []:
-            raise ValueError(f"{owner}: include=[] decays nothing; pass None for every variable")
+            raise ValueError(f"{owner}: include=[] decays nothing: pass None for all variables")
         self.chosen: dict[Any, Choice] = {}
         self._compiled = {
             (kind, pattern): compiled(pattern, f"{owner}: {kind} pattern {pattern!r}")
@@ -103,15 +103,16 @@ class DecayRules:
         """Returns the choice for each variable.
 
         Raises:
-            ValueError: If a pattern matches none of the variables. The message lists their paths.
+            ValueError: If a pattern matches no variable. The message lists the paths of the
+                variables.
         """
         paths = [_keras.variables.path(variable) for variable in variables]
         for (kind, pattern), expression in self._compiled.items():
             if not any(matches(expression, path) for path in paths):
-                there = ", ".join(paths) if paths else "there are none"
+                known = f"the paths are: {', '.join(paths)}" if paths else "there are no variables"
                 raise ValueError(
-                    f"{self.owner}: {kind} pattern {pattern!r} matches no variable; their paths: "
-                    f"{there}"
+                    f"{self.owner}: {kind} pattern {pattern!r} matches no variable; {known}. "
+                    "Correct or remove the pattern"
                 )
         return [self._choice(v, path) for v, path in zip(variables, paths, strict=True)]
 
@@ -119,7 +120,7 @@ class DecayRules:
         if update_interception.is_overwritten(variable):
             return Choice(0.0, "its gradient is its new value")
         if "float" not in _keras.variables.dtype_name(variable):
-            return Choice(0.0, f"of dtype {_keras.variables.dtype_name(variable)}")
+            return Choice(0.0, f"dtype {_keras.variables.dtype_name(variable)} is not floating")
         if (pattern := self._first("exclude", path)) is not None:
             return Choice(0.0, f"exclude {pattern!r}")
         reason = "every variable"
@@ -132,7 +133,7 @@ class DecayRules:
         if pattern is None or self.multipliers is None:
             return Choice(1.0, reason)
         factor = float(self.multipliers[pattern])
-        return Choice(factor, f"{reason}, times {factor:g} by {pattern!r}")
+        return Choice(factor, f"{reason}, multiplier {factor:g} from {pattern!r}")
 
     def _first(self, kind: str, path: str) -> str | None:
         for pattern in getattr(self, kind) or ():
@@ -146,7 +147,8 @@ def _patterns(owner: str, kind: str, given: Any) -> list[str] | None:
         return given if given is None else [given]
     if not isinstance(given, Sequence):
         raise TypeError(
-            f"{owner}: {kind}={given!r}: expected a regular expression, a list of them, or None"
+            f"{owner}: {kind}={given!r}: expected a regular expression, a list of regular "
+            "expressions, or None"
         )
     return list(given)
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tfwd._keras import wrapped_optimizers
 from tfwd.dtypes import wide
 
-# For at least this many entries, one compiled pass over memory saves more than it costs to call.
+# A variable with at least this many entries gets one compiled pass over memory. The pass then saves
+# more time than its call costs.
 _LARGE = 2**18
 
 
@@ -31,17 +32,17 @@ def decay(variable: tf.Variable, fraction: Any, start: tf.Tensor | None = None) 
         The operation.
     """
     if wide(variable.dtype) == variable.dtype:
-        away = variable if start is None else variable - start
-        return variable.assign_sub(fraction * away)
+        difference = variable if start is None else variable - start
+        return variable.assign_sub(fraction * difference)
     value = tf.cast(variable, wide(variable.dtype))
-    away = value if start is None else value - tf.cast(start, value.dtype)
-    return variable.assign(tf.cast(value - fraction * away, variable.dtype))
+    difference = value if start is None else value - tf.cast(start, value.dtype)
+    return variable.assign(tf.cast(value - fraction * difference, variable.dtype))
 
 
 def decay_rows(
     variable: tf.Variable, rows: tf.Tensor, fraction: Any, start: tf.Tensor | None = None
 ) -> Any:
-    """Decays some rows of a variable. A row that is named several times is decayed once.
+    """Decays some rows of a variable. A row whose index is repeated is decayed once.
 
     Args:
         variable: Variable of rank 1 or more.
@@ -52,9 +53,9 @@ def decay_rows(
         The operation.
     """
     value = tf.cast(tf.gather(variable, rows), wide(variable.dtype))
-    # Assign, do not subtract: a row that is named twice gets the same value twice.
-    away = value if start is None else value - tf.cast(tf.gather(start, rows), value.dtype)
-    decayed = tf.cast(value - fraction * away, variable.dtype)
+    # Assign, do not subtract: a row whose index is repeated gets the same value twice.
+    difference = value if start is None else value - tf.cast(tf.gather(start, rows), value.dtype)
+    decayed = tf.cast(value - fraction * difference, variable.dtype)
     return variable.scatter_update(tf.IndexedSlices(decayed, rows))
 
 
@@ -63,13 +64,13 @@ class FusedSteps:
 
     Plain SGD does little work per number, so a separate pass for the decay is expensive. With 24
     million weights it costs 1.3 times the step, and the fused pass costs 0.6 times the step. Other
-    optimizers make many passes, so one more costs less than Keras's own decay.
+    optimizers make many passes. One more pass costs less than Keras's own decay.
     """
 
     def __init__(self) -> None:
         self._functions: dict[int, Callable[..., None]] = {}
 
-    def takes(self, optimizer: Any, gradient: Any, variable: tf.Variable) -> bool:
+    def supports(self, optimizer: Any, gradient: Any, variable: tf.Variable) -> bool:
         """Returns True if the fused pass makes the update of this variable."""
         return (
             type(optimizer) is keras.optimizers.SGD
@@ -103,11 +104,11 @@ class FusedSteps:
 
 
 class NamedRows:
-    """The rows of a table in a step's gradient, also if clipping has made the gradient dense."""
+    """The rows of a table that a step's gradient has, even if clipping made the gradient dense."""
 
     def __init__(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         self._key = lambda variable: wrapped_optimizers.key(optimizer, variable)
-        self._given = {
+        self._indices = {
             self._key(variable): gradient.indices
             for gradient, variable in zip(grads, variables, strict=True)
             if isinstance(gradient, tf.IndexedSlices)
@@ -116,12 +117,12 @@ class NamedRows:
     def __call__(self, leaf: Any, gradient: Any, variable: tf.Variable) -> tf.Tensor | None:
         if isinstance(gradient, tf.IndexedSlices):
             return gradient.indices
-        # The rows are unknown if the gradient was accumulated or summed over several replicas: the
-        # step's own gradient has only a part of them.
+        # The step's own gradient does not have all rows if the gradient was accumulated, or summed
+        # over several replicas. The rows are then unknown.
         several = tf.distribute.get_strategy().num_replicas_in_sync > 1
         if wrapped_optimizers.accumulates(leaf) or several:
             return None
-        return self._given.get(self._key(variable))
+        return self._indices.get(self._key(variable))
 
 
 class FirstUpdates:

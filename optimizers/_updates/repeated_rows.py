@@ -1,8 +1,8 @@
 """Sums the parts of a sparse gradient in which a row occurs more than once.
 
 A lookup adds a part to the gradient for each use of a row, in a `tf.IndexedSlices`. Keras 3's
-optimizers treat each part as the row's whole gradient. So Adam's second moment has the sum of the
-parts' squares, and not the square of their sum.
+optimizers treat each part as the row's whole gradient. Adam's second moment then contains the sum
+of the squared parts. The square of the summed parts would be correct.
 """
 
 from __future__ import annotations

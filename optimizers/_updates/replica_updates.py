@@ -15,7 +15,7 @@ def on_every_replica(variables: Sequence[Any], update: Callable[..., None], *arg
 
     Args:
         variables: Variables of layers or of optimizers.
-        update: Function of the copy, and of one element of each of `args`.
+        update: Function. Its arguments are the copy, and one element of each list in `args`.
         *args: Lists as long as `variables`. Their elements have a copy on each replica.
     """
 

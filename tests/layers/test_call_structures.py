@@ -58,7 +58,7 @@ def total(found: Any) -> tf.Tensor:
     return tf.reduce_sum(found.tensor**2)
 
 
-@pytest.mark.filterwarnings("ignore:.*hidden from a gradient")
+@pytest.mark.filterwarnings("ignore:.*a custom gradient cannot see")
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("pack", [in_pair, Hidden], ids=["dataclass", "object"])
 def test_tensors_in_an_object_have_gradients(pack: Any, traced: bool) -> None:
@@ -84,7 +84,7 @@ def test_tensors_in_an_object_have_gradients(pack: Any, traced: bool) -> None:
     np.testing.assert_allclose(of_kernel, (x.T @ dy) * (w != 0) * 2, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*hidden from a gradient")
+@pytest.mark.filterwarnings("ignore:.*a custom gradient cannot see")
 def test_an_object_cannot_come_out_of_a_branch() -> None:
     wrapped = layers.WeightDropout(Packing(Hidden), 0.5, seed=1, name="w")
     wrapped(X)

@@ -293,7 +293,7 @@ WRONG = {
         lambda: keras.Sequential([K.Dense(3)]),
         DROPOUT,
         (2, 5),
-        "type Sequential and not to the wrapped layer itself",
+        "type Sequential, which contains layers",
     ),
     "equation": (
         lambda: K.EinsumDense("abc,acd->abd", output_shape=(6, 3)),

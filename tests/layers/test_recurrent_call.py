@@ -112,7 +112,7 @@ def test_a_gru_that_resets_before_the_product_is_kerass(monkeypatch) -> None:
 
 def test_another_layer_is_an_error() -> None:
     layer = keras.layers.SimpleRNN(8, name="simple")
-    with pytest.raises(TypeError, match="'simple' is a SimpleRNN, neither an LSTM nor a GRU"):
+    with pytest.raises(TypeError, match="'simple' is of type SimpleRNN: expected an LSTM or"):
         recurrent_call.call(layer, X)
     assert not recurrent_call.is_plain(layer)
 

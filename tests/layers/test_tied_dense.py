@@ -60,7 +60,7 @@ def test_a_wrapped_embedding_is_seen_raw(wrap) -> None:
 
 
 def test_another_layer_than_an_embedding_is_an_error() -> None:
-    with pytest.raises(ValueError, match="TiedDense 't' expects an Embedding layer, got .*Dense"):
+    with pytest.raises(ValueError, match="TiedDense 't': expected an Embedding layer, got .*Dense"):
         layers.TiedDense(keras.layers.Dense(3), name="t")
 
 

@@ -73,13 +73,13 @@ def test_decayed_weights_are_shown_at_the_start(text, tmp_path, capsys):
     train(config, str(tmp_path), StopRequest())
     shown = capsys.readouterr().out
     assert shown.count("decay per update") == 1
-    assert "times 0.25 by 'embeddings'" in shown and "exclude 'bias'" in shown
+    assert "multiplier 0.25 from 'embeddings'" in shown and "exclude 'bias'" in shown
     assert "no gradient reaches" not in shown
 
 
 def test_a_pattern_that_matches_no_weight(text, tmp_path):
     config = make_config(text, optimizer__weight_decay=0.5, optimizer__decay_include="kernels")
-    words = "optimizer.decay_include pattern 'kernels' matches no variable; their paths: .*kernel"
+    words = "optimizer.decay_include pattern 'kernels' matches no variable; the paths are: .*kernel"
     with pytest.raises(UserError, match=words):
         train(config, str(tmp_path), StopRequest())
 

@@ -294,8 +294,8 @@ DEFECTS = [
     Defect(
         "excluded weights are parametrized",
         "layers/_substitution/weight_patterns.py",
-        "        left = [t for t in targets if t.position not in out]\n",
-        "        left = targets\n",
+        "        remaining = [t for t in targets if t.position not in left_out]\n",
+        "        remaining = targets\n",
         ("tests/layers/test_weight_selection.py",),
     ),
     Defect(
@@ -308,7 +308,7 @@ DEFECTS = [
     Defect(
         "a pattern that earlier ones shadow is accepted",
         "layers/_substitution/weight_patterns.py",
-        "if all(t.position in taken for t in left):",
+        "if all(t.position in taken for t in remaining):",
         "if False:",
         ("tests/layers/test_weight_selection.py",),
     ),
@@ -743,7 +743,7 @@ DEFECTS = [
     Defect(
         "an additive mask is taken as a boolean one",
         "layers/transformer/input_checks.py",
-        "return self._require_each(zeros | ones, mask, told, ones)",
+        "return self._require_each(zeros | ones, mask, message, ones)",
         "return tf.cast(mask, tf.bool)",
         ("tests/layers/transformer/test_input_checks.py",),
     ),
@@ -764,8 +764,8 @@ DEFECTS = [
     Defect(
         "token ids that are not whole are cut",
         "layers/transformer/input_checks.py",
-        "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, told, ids)",
-        "ids = self._require_each(tf.equal(ids, ids), ids, told, ids)",
+        "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, message, ids)",
+        "ids = self._require_each(tf.equal(ids, ids), ids, message, ids)",
         ("tests/layers/transformer/test_input_checks.py",),
     ),
     Defect(

@@ -83,7 +83,7 @@ def test_a_pattern_that_matches_nothing_lists_the_paths(arguments):
             "scale='lr': expected one of absolute, learning_rate, schedule",
         ),
         ({"sparse": "row"}, ValueError, "sparse='row': expected one of table, rows"),
-        ({"include": []}, ValueError, "pass None for every variable"),
+        ({"include": []}, ValueError, "pass None for all variables"),
         ({"include": "("}, ValueError, r"include pattern '\(' is not a regular expression"),
         ({"exclude": [3]}, ValueError, "exclude pattern 3 is not a regular expression"),
         (
@@ -164,7 +164,7 @@ def test_a_model_without_weights():
     optimizer.build(net.trainable_variables)
     decayed = DecoupledWeightDecay("sgd", 0.1, include="kernel")
     if IS_KERAS_2:
-        with pytest.raises(ValueError, match="their paths: there are none"):
+        with pytest.raises(ValueError, match="matches no variable; there are no variables"):
             decayed.build([])
         return
     # Keras 3 builds with no variables when it reads a file: patterns wait for the variables.
@@ -186,7 +186,7 @@ def test_the_table_says_why():
     top = "" if IS_KERAS_2 else "m/"  # Keras 2 names variables without the model
     assert [(row.path, row.reason) for row in rows] == [
         (f"{top}hidden/kernel", "include '.*kernel'"),
-        (f"{top}hidden/bias", "include 'hidden/bias', times 3 by 'hidden/bias'"),
+        (f"{top}hidden/bias", "include 'hidden/bias', multiplier 3 from 'hidden/bias'"),
         (f"{top}out/kernel", "exclude 'out/.*'"),
         (f"{top}out/bias", "exclude 'out/.*'"),
     ]
@@ -199,8 +199,8 @@ def test_the_table_says_why():
 @pytest.mark.parametrize(
     ("argument", "value", "right"),
     [
-        ("include", 3, "a regular expression, a list of them, or None"),
-        ("exclude", {"bias": True}, "a regular expression, a list of them, or None"),
+        ("include", 3, "a regular expression, a list of regular expressions, or None"),
+        ("exclude", {"bias": True}, "a regular expression, a list of regular expressions, or None"),
         ("multipliers", ["embedding"], "a dict from regular expressions to factors"),
         ("multipliers", "embedding", "a dict from regular expressions to factors"),
     ],

@@ -27,7 +27,7 @@ def test_what_decays_already_is_refused(inner):
 
 @pytest.mark.parametrize("scale", ["learning_rate", "schedule"])
 def test_cocob_has_no_learning_rate(scale):
-    with pytest.raises(ValueError, match="COCOB 'COCOB' has none; use scale='absolute'"):
+    with pytest.raises(ValueError, match="COCOB 'COCOB' has no learning rate: use scale='abs"):
         DecoupledWeightDecay(tfa.optimizers.COCOB(), D, scale=scale)
 
 

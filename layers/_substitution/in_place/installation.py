@@ -1,4 +1,4 @@
-"""Adds parametrizations to a layer or model, removes them, and finds the ones of a layer."""
+"""Adds parametrizations to a layer or model, removes them, and finds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfwd.parametrizations.parametrized_layers import IN_PLACE, added_in_place
 
 
 def add(owner: InPlace) -> None:
-    """Adds a parametrization to its target, or leaves the target as it was if that fails."""
+    """Adds a parametrization to its target. Restores the target if this fails."""
     owner.links = links_of(owner)
     held = vars(owner.target).get(IN_PLACE)
     if held is None:
@@ -48,12 +48,12 @@ def remove(owner: InPlace) -> None:
 
 
 def inside(layer: keras.Layer) -> list[InPlace]:
-    """Returns the parametrizations that have a layer, or a layer in it, as their target."""
+    """Returns the parametrizations whose target is a layer, or a layer inside it."""
     return [one for inner in distinct_layers(layer) for one in added_in_place(inner)]
 
 
 def evaluation_weights(layer: keras.Layer) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """Returns the weights that evaluation changes in place, with the values that it uses.
+    """Returns the weights that evaluation parametrizes in place, with their effective values.
 
     Raises:
         ValueError: If a wrapper of the same weight also acts in evaluation.
@@ -81,7 +81,7 @@ def evaluation_weights(layer: keras.Layer) -> list[tuple[keras.Variable, tf.Tens
 
 
 class _Held:
-    """The parametrizations of one target, the first applied first."""
+    """The parametrizations of one target, in the order in which they are applied."""
 
     def __init__(self) -> None:
         self.all: list[InPlace] = []

@@ -25,7 +25,7 @@ from tfwd.layers._substitution.weight_selection import Parametrizations, Targete
 
 
 class Link(WeightPerturbationMixin):
-    """One `InPlace` in the call of one layer.
+    """The part of an `InPlace` that runs in the call of one layer.
 
     Args:
         owner: The `InPlace`.
@@ -55,7 +55,7 @@ class Link(WeightPerturbationMixin):
 
     @property
     def calls(self) -> int | tf.Tensor:
-        """Number of the present call."""
+        """Number of the running call."""
         number = tf.raw_ops.Unpack(value=running_calls.by_owner()[self.in_place].state, num=2)[1]
         return int(number) if tf.executing_eagerly() else number
 
@@ -96,7 +96,7 @@ class Link(WeightPerturbationMixin):
         """Calls the layer, on effective weights in training.
 
         Args:
-            function: The link before this one, or the layer's own call.
+            function: The previous link, or the layer's own call.
             *args: Positional arguments of the layer's `call`.
             **kwargs: Keyword arguments of the layer's `call`.
         """
@@ -127,7 +127,7 @@ class Link(WeightPerturbationMixin):
             return self._run(present, flag, function, names, values)
 
     def _make_weights(self, flag: bool | tf.Tensor, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Lets the layer create weights that a call of this kind uses, outside all scopes."""
+        """Lets the layer create the weights that a call of this kind uses, outside all scopes."""
         key = flag if isinstance(flag, bool) else None
         made_for = self._call_cache.made_for
         if key not in made_for and _keras.layers.awaits_call(self.layer):
@@ -167,12 +167,12 @@ class Link(WeightPerturbationMixin):
         args: tuple,
         kwargs: dict[str, Any],
     ) -> Any:
-        """Calls the layer within the present call.
+        """Calls the layer within the running call.
 
         Args:
             present: Present call of the parametrizations.
             flag: Training flag of the layer.
-            function: The link before this one, or the layer's own call.
+            function: The previous link, or the layer's own call.
             args: Positional arguments.
             kwargs: Keyword arguments, without the training flag.
         """
@@ -219,9 +219,9 @@ class Link(WeightPerturbationMixin):
     def _preparing(
         self, calls: dict[InPlace, running_calls.RunningCall]
     ) -> dict[InPlace, running_calls.RunningCall]:
-        """Returns the present calls for reads before the layer's call, which need raw values.
+        """Returns the running calls for reads before the layer's call. Such reads need raw values.
 
-        Each link of the layer, this one and earlier ones, computes its own weights in the call.
+        Each link of the layer computes its own weights in the call.
         """
         hook = method_hooks.hook_of(self.layer)
         links = [] if hook is None else hook.links
@@ -230,7 +230,7 @@ class Link(WeightPerturbationMixin):
 
 
 class _PresentDraws:
-    """The draws of the present call, in place of a layer's own `SeedStream`."""
+    """The draws of the running call, in place of a layer's own `SeedStream`."""
 
     def __init__(self, owner: InPlace) -> None:
         self._owner = owner
@@ -248,7 +248,7 @@ class _PresentDraws:
         return self._owner.draws.share_across_replicas
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
-        """Returns the number of the present call, which its outermost layer has counted."""
+        """Returns the number of the running call. The outermost layer has counted the call."""
         return running_calls.by_owner()[self._owner].state
 
     def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:

@@ -27,8 +27,8 @@ class InPlace:
     Args:
         target: Built layer or model.
         targeted: Parametrized weights. Positions are indices in `target.weights`.
-        patterns: For each parametrized weight the pattern that selected it.
-        seed: int. Default None, which draws one from Keras's global seed.
+        patterns: The pattern that selected each parametrized weight.
+        seed: int. Default None, which draws a seed from Keras's global seed.
         recompute: bool. As in `Parametrized`. Default True.
         share_across_replicas: bool. As in `Parametrized`. Default False.
 
@@ -91,7 +91,7 @@ class InPlace:
 
     @contextlib.contextmanager
     def effective_reads(self, layer: keras.Layer) -> Iterator[None]:
-        """Lets code that reads weights of other layers in the body read effective weights."""
+        """Makes code in the body read effective weights of other layers."""
         if not self._reads_elsewhere:
             yield
             return
@@ -101,7 +101,7 @@ class InPlace:
             _keras.layers.add_loss(layer, loss)
 
     def effective(self, variable: keras.Variable) -> tf.Tensor | None:
-        """Returns what a container reads of a variable, or None for the variable's own value."""
+        """Returns the value that a container reads, or None for the variable's own value."""
         chains: list[tuple[InPlace, running_calls.RunningCall, Target, Parametrization]] = []
         calls = running_calls.by_owner()
         for one, present in reversed(calls.items()):
@@ -140,7 +140,7 @@ class InPlace:
         parametrization: Parametrization,
         training: bool,
     ) -> BoundParametrization:
-        """Returns a weight's parametrization in the present call."""
+        """Returns a weight's parametrization in the running call."""
         number = tf.raw_ops.Unpack(value=present.state, num=2)[1]
         seed = present.seeds[target.position]
         values = [v.read_value() for v in self.references_of(target, parametrization)]
@@ -161,8 +161,8 @@ class InPlace:
     ) -> dict[str, tf.Tensor]:
         """Returns the exact weights that a training call uses on replica 0.
 
-        They are computed from the present raw weights. Earlier parametrizations of the same weight
-        count as called in each call.
+        They are computed from the present raw weights. This assumes that each call also runs
+        earlier parametrizations of the same weight.
 
         Args:
             call: int. Number of the training call, from 0. `effective_weights(added.calls)` returns
@@ -171,7 +171,7 @@ class InPlace:
 
         Returns:
             dict from a weight's name to a tensor of its shape and dtype. The name is the shortest
-            end of the weight's path that is unique in the target.
+            suffix of the weight's path that is unique in the target.
         """
         return self.effective_of(self.targeted, call, examples)
 
@@ -194,7 +194,7 @@ class InPlace:
     def _bound_so_far(
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
-        """Returns a variable's parametrizations in order, up to this one."""
+        """Returns a variable's parametrizations in order, up to and including this `InPlace`."""
         links = [x for x in method_hooks.links_in(self.target) if id(variable) in x.substituted]
         inside = {id(layer) for layer in _keras.layers.all_layers(self.target)}
         outside = {link.in_place for link in links if link.in_place.acts_beyond(variable, inside)}
@@ -204,7 +204,7 @@ class InPlace:
         return [bound for _, bound in found[:last]]
 
     def acts_beyond(self, variable: keras.Variable, layers: set[int]) -> bool:
-        """Returns True if a variable is substituted for another layer than those with some ids."""
+        """Returns True if a layer whose id is not in `layers` also substitutes a variable."""
         return any(
             id(link.layer) not in layers for link in self.links if id(variable) in link.substituted
         )
@@ -212,7 +212,7 @@ class InPlace:
     def bound_ahead(
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
-        """Returns a variable's parametrization `ahead` calls from now, if it has one."""
+        """Returns a variable's parametrization `ahead` calls from now, or an empty list."""
         found = self.by_id.get(id(variable))
         if found is None or found[1].is_identity:
             return []
@@ -245,6 +245,6 @@ def _scope_of(variable: keras.Variable) -> contextlib.AbstractContextManager[Any
 
 
 def _is_keras_call(layer: keras.Layer) -> bool:
-    """Returns True if a layer's call is one of Keras, which reads only the layer's own weights."""
+    """Returns True if Keras defines a layer's call. It then reads only the layer's own weights."""
     known = _keras.is_of_keras(type(layer), "call")
     return known and not isinstance(layer, keras.layers.Lambda)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-# An `InPlace`, whose module imports this one.
+# An `InPlace`. Its module imports this module.
 Owner = Any
 
 
@@ -21,8 +21,8 @@ class RunningCall(NamedTuple):
         seeds: Seed of each parametrized weight, by the weight's position.
         training: Training flag of the innermost container.
         covered: Ids of the variables that an effective layer around this point substitutes.
-        values: Effective weights that containers have read, by the id of the variable, with the
-            graph in which each was computed.
+        values: Effective weights that containers have read, by the id of the variable. Each has the
+            graph in which it was computed.
     """
 
     state: tf.Tensor | None
@@ -38,13 +38,13 @@ NO_CALL = RunningCall(None, {}, False, frozenset(), {})
 
 
 def by_owner() -> dict[Owner, RunningCall]:
-    """Returns the present calls on this thread by their `InPlace`. The outermost comes first."""
+    """Returns the running calls on this thread by their `InPlace`. The outermost comes first."""
     return getattr(_local, "calls", {})
 
 
 @contextlib.contextmanager
 def restored(calls: dict[Owner, RunningCall]) -> Iterator[None]:
-    """Sets the present calls in the body, on this thread."""
+    """Sets the running calls in the body, on this thread."""
     before = by_owner()
     _local.calls = calls
     try:
@@ -60,12 +60,12 @@ class Replay(Protocol):
         """Runs `plain`, a layer's call on raw weights, on the effective weights of `link`."""
 
     def state(self, owner: Owner, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the seed and the number of the next call in this pass. `draw` takes a new one."""
+        """Returns the seed and the number of the next call. `draw` takes a new call number."""
 
 
 @contextlib.contextmanager
 def replayed(replay: Replay) -> Iterator[None]:
-    """Asks an object for the numbers of the calls in the body, on this thread."""
+    """Takes the numbers of the calls in the body from an object, on this thread."""
     before = getattr(_local, "replay", None)
     _local.replay = replay
     try:

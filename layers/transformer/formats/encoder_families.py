@@ -22,8 +22,8 @@ class Family:
         settings: dict from an argument of tfwd's layers to the config's key and its default value.
         rules: dict from a layer's path to its key in a file.
         fixed: Arguments that are the same in all models of the family.
-        beside: Patterns of other keys that files may have, of parts that are not loaded.
-        optional: Paths in `rules` of parts that a layer may lack although the file has them.
+        beside: Patterns of other keys that files may have, for parts that are not loaded.
+        optional: Paths in `rules` of parts that the file may have and the layer may not have.
     """
 
     settings: Mapping[str, tuple[str, Any]]
@@ -78,7 +78,7 @@ _BERT_LAYER = {
 
 _POOLER = {"pooler/dense": "pooler.dense"}
 
-# Keys of heads, for pretraining and for tasks.
+# Keys of pretraining heads and task heads.
 _BESIDE = (
     r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier)\..*",
     r"(generator|discriminator)_(lm_head|predictions)\..*",

@@ -17,7 +17,7 @@ from tfwd.pretrained.sources.opening import hub_hint
 
 ALL = {**FAMILIES, "t5": T5}
 
-# Settings that would change what is computed, with their supported values.
+# Settings that would change the computation, with their supported values.
 _NOT_HERE = {
     "position_embedding_type": ("absolute", None),
     "is_decoder": (False, None),
@@ -30,7 +30,7 @@ _MAY_BE_NONE = {
     *("num_decoder_layers", "padding_id", "padding_position", "embedding_size", "start_id"),
 }
 _REAL = {"dropout", "attention_dropout", "epsilon", "initializer"}
-# Arguments that shapes of weights do not determine, but that change what a model computes.
+# Arguments that change a model's outputs, but not the shapes of its weights.
 _NOT_IN_SHAPES = (
     *("num_heads", "head_size", "num_shared", "activation", "epsilon", "padding_position"),
     *("padding_id", "num_buckets", "max_distance", "gated", "scaled"),
@@ -63,7 +63,7 @@ class Configuration:
         return {**self.family.arguments(self.values), **self.overrides}
 
     def check(self) -> None:
-        """Checks that numbers are numbers, and that tfwd has the activation.
+        """Checks the types and the ranges of numbers, and that tfwd has the activation.
 
         Raises:
             ValueError: If a value is wrong.
@@ -120,8 +120,7 @@ class Configuration:
             if not same:
                 found.append(
                     f"{self.name}: {name} is {theirs!r} in the config, but {ours!r} in layer "
-                    f"'{layer.name}'. With other values the weights compute something else: "
-                    f"remove {name}"
+                    f"'{layer.name}'. The weights need the value of the config: remove {name}"
                 )
         return found
 
@@ -130,7 +129,7 @@ class Configuration:
         return self.family.rules_for(self.arguments())
 
     def layer_count(self, path: str) -> int:
-        """Returns the number of separate layers in the stack that contains a path with `{}`."""
+        """Returns the number of layers with their own weights in the stack of a path with `{}`."""
         given = self.arguments()
         if path.startswith("decoder/") and given.get("num_decoder_layers"):
             return given["num_decoder_layers"]
@@ -150,7 +149,7 @@ class Configuration:
                 return [0]
             raise ValueError(
                 f"{self.name}: layers={numbers}: its {given['num_layers']} layers share the "
-                f"weights of {given['num_shared']}, so only all of them can be loaded"
+                f"weights of {given['num_shared']}, so only all layers can be loaded: remove layers"
             )
         wrong = [n for n in numbers if not isinstance(n, int) or not 0 <= n < count]
         if wrong or not numbers:
@@ -161,7 +160,7 @@ class Configuration:
 
 
 def is_published(source: Any) -> bool:
-    """Returns True for the location of a published config, or for a published config.
+    """Returns True for a published config, or for its location.
 
     The config of a Keras layer is not a published config.
     """

@@ -32,7 +32,7 @@ from tfwd.pretrained.targets import targets_of
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """The published config that a layer was made from, its part of the model, and its layers."""
+    """The published config of a layer, the layer's part of the model, and its layer numbers."""
 
     read: Configuration
     part: str
@@ -66,8 +66,8 @@ class Published(Composite):
             layers: Numbers of the selected layers, from 0. They can be in any order and repeated.
                 Default None, for all. They are renumbered: with `range(8, 12)`, `layer_0` is the
                 model's layer 8.
-            **overrides: Arguments of the layer that replace the config's values, as `dropout`. Also
-                arguments of every Keras layer, such as `name`.
+            **overrides: Arguments of the layer that replace the config's values, such as `dropout`.
+                Also arguments of every Keras layer, such as `name`.
 
         Raises:
             ValueError: If the file does not exist, if its `model_type` is not supported, or if a
@@ -86,8 +86,8 @@ class Published(Composite):
         if read.model_type not in cls.families:
             other = "T5 and T5Stack" if read.model_type == "t5" else "Bert and its parts"
             raise ValueError(
-                f"{read.name}: model_type={read.model_type!r} is for {other}; {cls.__name__} is "
-                f"for {', '.join(cls.families)}"
+                f"{read.name}: model_type={read.model_type!r} is for {other}, but {cls.__name__} "
+                f"is for {', '.join(cls.families)}: use {other}"
             )
         layers = as_layer_numbers(layers)
         arguments = {k: v for k, v in read.arguments().items() if k in cls.arguments()}
@@ -129,26 +129,25 @@ class Published(Composite):
         Args:
             source: Folder with `config.json` and weights, or the file of weights beside a
                 `config.json`.
-            layers: As in `from_config`. The file's other layers do not count as unexpected.
+            layers: As in `from_config`. The file's other layers are not reported as unexpected.
             prefix: As in `tfwd.pretrained.plan`.
-            mapping: As in `tfwd.pretrained.plan`. It comes before the family's own rules.
+            mapping: As in `tfwd.pretrained.plan`. It has precedence over the family's own rules.
             ignore: As in `tfwd.pretrained.plan`.
             allow_missing: As in `tfwd.pretrained.plan`.
             strict: As in `tfwd.pretrained.plan`.
             load_weights: bool. False gives fresh weights. Default True.
-            **overrides: As in `from_config`. With weights, some arguments must have the config's
-                value: those that shapes do not determine, such as `num_heads`.
+            **overrides: As in `from_config`. If weights are loaded, some arguments must have the
+                config's value: the arguments that shapes do not determine, such as `num_heads`.
 
         Raises:
-            ValueError: As in `from_config`, or if an argument makes another model than the
-                config's.
+            ValueError: As in `from_config`, or if an argument contradicts the config.
             tfwd.pretrained.PlanError: If a weight is missing, unexpected or of another shape.
             tfwd.pretrained.SourceError: If the file does not exist, or is incomplete.
         """
         if load_weights and "num_layers" in overrides:
             raise ValueError(
-                f"num_layers={overrides['num_layers']!r}: select the published layers with layers, "
-                "for example layers=range(4)"
+                f"num_layers={overrides['num_layers']!r}: select the published layers with the "
+                "argument layers, for example layers=range(4)"
             )
         read, layers = read_config(source, overrides), as_layer_numbers(layers)
         layer = cls.from_published_config(source, layers, **overrides)
@@ -174,7 +173,7 @@ class Published(Composite):
 
     @classmethod
     def part_of(cls, overrides: Mapping[str, Any]) -> str:
-        """Returns the position of a layer with these arguments in its family's whole model."""
+        """Returns this layer's part of the whole model, such as "decoder", for these arguments."""
         return cls.part
 
     def family_rules(self, at: str = "") -> FamilyRules | None:
@@ -223,7 +222,7 @@ def _check_pooler(read: Configuration, patterns: Sequence[str]) -> None:
     if not known and not any(matches(compiled(p, repr(p)), at) for p in patterns for at in paths):
         raise ValueError(
             f"{read.name}: add_pooler=True, but a {read.model_type} has no pooler: remove "
-            "add_pooler, or begin with a fresh pooler with allow_missing='pooler/.*'"
+            "add_pooler, or use a pooler with fresh weights by allow_missing='pooler/.*'"
         )
 
 
@@ -330,20 +329,20 @@ def build_with_zeros(layer: Published) -> None:
 def _zero_initialized(layer: keras.layers.Layer) -> Iterator[None]:
     """Initializes variables that are created in the body with zeros.
 
-    Variables of one shape share their zeros. So no memory is filled that an assignment would
-    replace.
+    Variables of one shape share their zeros. This avoids filling memory that a later assignment
+    replaces.
     """
     zeros = functools.cache(lambda shape, dtype: tf.zeros(shape, dtype))
-    kept: list[tuple[Any, str, Any]] = []
+    replaced: list[tuple[Any, str, Any]] = []
     for inner in _keras.layers.all_layers(layer):
         for name, value in list(vars(inner).items()):
             if isinstance(value, keras.initializers.Initializer):
-                kept.append((inner, name, value))
+                replaced.append((inner, name, value))
                 setattr(inner, name, _CachedInitializer(zeros))
     try:
         yield
     finally:
-        for inner, name, value in kept:
+        for inner, name, value in replaced:
             setattr(inner, name, value)
 
 
@@ -361,7 +360,7 @@ class _CachedInitializer(keras.initializers.Initializer):
 def initialize_variables(layer: keras.layers.Layer, paths: Sequence[str]) -> None:
     """Initializes the variables of some paths with their initializers.
 
-    All workers get the numbers of the chief.
+    All workers get the values of the chief.
     """
     with lockstep(layer.weights) as workers:
         for target in targets_of(layer):

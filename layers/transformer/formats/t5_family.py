@@ -26,8 +26,8 @@ def _attention(ours: str, theirs: str) -> dict[str, str]:
     return {f"{ours}/{name}": f"{theirs}.{short}" for name, short in names.items()}
 
 
-def _products(layer: int) -> dict[str, str]:
-    """Returns the keys of the products. The gated kind has two products in place of "wi"."""
+def _dense_layers(layer: int) -> dict[str, str]:
+    """Returns the keys of the dense layers. The gated kind has two layers in place of "wi"."""
     front = f"{layer}.DenseReluDense"
     return {"intermediate": f"{front}.wi", "output": f"{front}.wo"}
 
@@ -85,7 +85,7 @@ T5 = T5Family(
         **_layers(
             "encoder",
             {"attention_norm": "0.layer_norm", "norm": "1.layer_norm"},
-            {**_attention("attention", "0.SelfAttention"), **_products(1)},
+            {**_attention("attention", "0.SelfAttention"), **_dense_layers(1)},
         ),
         **_layers(
             "decoder",
@@ -97,11 +97,11 @@ T5 = T5Family(
             {
                 **_attention("attention", "0.SelfAttention"),
                 **_attention("context_attention", "1.EncDecAttention"),
-                **_products(2),
+                **_dense_layers(2),
             },
         ),
     },
-    # The first checkpoints have an unused position bias of the decoder's attention to the context.
+    # The first checkpoints have an unused position bias for the decoder's attention to the context.
     beside=(
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         r"(classification_head|classifier|qa_outputs)\..*",

@@ -382,7 +382,7 @@ def test_two_streams_are_their_formula():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: T.SelfAttention(0, 4, 8), "num_heads=0 is not a positive integer"),
+        (lambda: T.SelfAttention(0, 4, 8), "num_heads=0: expected a positive integer"),
         (lambda: T.TransformerLayer(3, 8, 12), "num_heads=3 does not divide hidden_size=8"),
         (lambda: T.TransformerStack(0, **SIZES), "num_layers=0, num_shared=None"),
         (lambda: T.TransformerStack(2, **SIZES, num_shared=3), "num_layers=2, num_shared=3"),

@@ -96,7 +96,7 @@ def test_some_layers_in_any_order():
     assert len(some.weights) == 3 * len(first.weights)  # copies, which are trained apart
     with pytest.raises(ValueError, match=r"layers=\[1, 2\]: .*has 2 layers, numbered 0 to 1"):
         T.TransformerStack.from_pretrained(FOLDER / "bert", layers=[1, 2])
-    with pytest.raises(ValueError, match="share the weights of 2, so only all of them can"):
+    with pytest.raises(ValueError, match="share the weights of 2, so only all layers can"):
         T.TransformerStack.from_pretrained(folder, layers=[0])
     one = T.TransformerStack.from_pretrained(FOLDER / "albert", layers=range(2))
     assert (one.num_layers, len(one.layers)) == (2, 1)
@@ -201,9 +201,9 @@ def test_configs_that_cannot_be_read(tmp_path):
 def test_wrong_folders_and_layer_numbers_are_errors():
     with pytest.raises(ValueError, match="from the network: .* hf download bert-base-uncased --lo"):
         T.Bert.from_pretrained("bert-base-uncased")
-    with pytest.raises(ValueError, match="model_type='bert' is for Bert and its parts; T5 is for"):
+    with pytest.raises(ValueError, match="model_type='bert' is for Bert and its parts, but T5 is"):
         T.T5.from_pretrained(FOLDER / "bert")
-    with pytest.raises(ValueError, match="model_type='t5' is for T5 and T5Stack; Pooler is for"):
+    with pytest.raises(ValueError, match="model_type='t5' is for T5 and T5Stack, but Pooler is"):
         T.Pooler.from_pretrained(FOLDER / "t5")
     for layers in (4, "8-11", [True]):
         with pytest.raises(ValueError, match=f"{re.escape(repr(layers))}: expected layer numbers"):
