@@ -33,7 +33,7 @@ def batches_of(x: Any, batch_size: Any) -> tuple[Iterator[Any], int | None]:
     if batch_size is not None:
         size = positive("batch_size", batch_size, "number of examples in a batch")
     if any(t is not None and 0 in np.shape(t)[:1] for t in tf.nest.flatten(x)):
-        raise ValueError("x has no examples, as its first axis has size 0: pass at least one example")
+        raise ValueError("x has no examples: its first axis has size 0. Pass at least one example")
     data = Data.of(x, None, None)
     if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(data.x)):
         raise ValueError(
