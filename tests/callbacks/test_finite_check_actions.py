@@ -56,8 +56,9 @@ def test_skip_gives_up():
     with pytest.warns(UserWarning), pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
     assert caught.value.report.note == (
-        "2 consecutive bad steps were skipped before it. Each began in data x: check whether all "
-        "batches are bad, and repair the data. The weights have their values from before the step."
+        "Before this step, 2 consecutive bad steps were skipped. In each of these steps, NaN or "
+        "infinity began in data x: check whether all batches are bad, and repair the data. The "
+        "weights have their values from before the step."
     )
 
 
@@ -315,7 +316,7 @@ def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan
     check = FiniteCheck("skip", max_consecutive=1)
-    with pytest.warns(UserWarning, match=r"skipped a step: data .*\(NaN or infinity in the input\)"):
+    with pytest.warns(UserWarning, match=r"skipped a step: .*\(NaN or infinity in the input\)"):
         fit(make(), x, y, check)
     assert check.skipped == 2
 

@@ -15,8 +15,8 @@ from tfwd.numerics.tensor_measurements import Detail
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
 AGAIN = (
-    " To find rows again, give fit shuffle=False: then row r of batch b is example "
-    "(b - 1) * batch_size + r of an array."
+    " To find these rows in an array, call fit with shuffle=False. Row r of batch b is then "
+    "example (b - 1) * batch_size + r."
 )
 
 
@@ -59,7 +59,7 @@ class Report:
         worker: int. The first worker that found a non-finite tensor; `None` without workers.
         history: int. Number of frames shown before the first non-finite one.
         note: str. A further remark.
-        place: str. The position in the training, as "epoch 2, batch 9".
+        place: str. The position in the training, for example "epoch 2, batch 9".
 
     `str(report)` is the text, with at most 100 columns.
     """
@@ -77,7 +77,7 @@ class Report:
         self.step, self.replica, self.history, self.note = step, replica, history, note
         self.place = place
         self.worker: int | None = None
-        # (A stable order: within a kind, the order of computation.)
+        # The sort is stable: tensors of one kind stay in the order of computation.
         ahead = ("data", "weight")
         self.found = sorted(
             (one for one in found if one.frame.kind != "argument" or not one.is_finite),
@@ -117,7 +117,7 @@ class Report:
 
     @property
     def where(self) -> str:
-        """Returns the first non-finite place in few words, as `layer dense_2`."""
+        """Returns the position of the first non-finite tensor, for example `layer dense_2`."""
         first = self.first
         if first is None:
             return "an unknown place"
@@ -204,7 +204,7 @@ class Report:
 
 
 class NonFiniteError(FloatingPointError):
-    """Exception of a training that met a number that is not finite.
+    """Error of a training step with a tensor that is not finite.
 
     Attributes:
         report: the `Report`.
@@ -216,7 +216,7 @@ class NonFiniteError(FloatingPointError):
 
 
 def describe(found: Measurement) -> str:
-    """Returns a frame and its non-finite elements, as a sentence."""
+    """Describes a frame and its non-finite elements in a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
     if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
@@ -232,9 +232,9 @@ def describe(found: Measurement) -> str:
 
 
 def _wrong_values(detail: Detail) -> str:
-    """Returns the wrong values of an argument as text, after the rule that they break."""
+    """Returns the wrong values of an argument, as text that follows the argument's rule."""
     values = np.asarray(detail.values)
-    if values.ndim < 3:  # lengths, or only the range of the wrong values is known
+    if values.ndim < 3:  # a length, or a measurement with only the range of the wrong values
         low, high = f"{detail.low:.9g}", f"{detail.high:.9g}"
         return f", and the call has {low}{f' to {high}' if high != low else ''}"
     places = np.argwhere(np.isnan(values[1]))
@@ -251,7 +251,7 @@ def is_recurrent(frame: Frame) -> bool:
 
 
 def _filled(text: str) -> str:
-    """Wraps text to at most 100 columns, and keeps words with their numbers."""
+    """Wraps text to at most 100 columns. A word and its number stay on one line."""
     held = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
     held = re.sub(r"(?<=\d) %", "\xa0%", held)
     return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
