@@ -65,7 +65,7 @@ def test_a_gradient_begins_where_it_comes_from():
     assert report.sentence.startswith("layer 'last': backward gradient for the output of 'first'")
     assert report.where == "layer last"
     report = Report(1, _with_sources([cast[0], cast[3]]))
-    assert report.sentence.startswith("what follows layer 'first' (the loss, or no layer): backw")
+    assert report.sentence.startswith("the loss, or code after layer 'first': backward gradient")
 
 
 def test_integers_of_a_batch_are_in_the_table():

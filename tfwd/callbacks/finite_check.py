@@ -93,9 +93,8 @@ class FiniteCheck(keras.callbacks.Callback):
 
     Raises:
         ValueError: If an argument is wrong. When training starts: if a file or folder cannot be
-            written; if the learning rate is a schedule and `action` is "restore", because a schedule
-            cannot be multiplied; or under ParameterServerStrategy, because its workers make steps
-            independently.
+            written; if `action` is "restore" and the learning rate is a schedule, which cannot be
+            multiplied; or under ParameterServerStrategy, whose workers make steps independently.
         tfwd.numerics.NonFiniteError: In `fit`. See `action`.
 
     Example:
