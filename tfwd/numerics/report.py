@@ -15,8 +15,7 @@ from tfwd.numerics.tensor_measurements import Detail
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
 AGAIN = (
-    " To find these rows in an array, call fit with shuffle=False. Row r of batch b is then "
-    "example (b - 1) * batch_size + r."
+    " With fit(shuffle=False), row r of batch b is example (b - 1) * batch_size + r of an array."
 )
 
 

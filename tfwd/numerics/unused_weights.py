@@ -62,7 +62,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         loss = _keras_training.compiled_loss(model)[0]
         if loss is None:
             raise ValueError(
-                f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=...)"
+                f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=..)"
             )
     variables = model.trainable_variables
     sources = [_keras.variables.tf_variable(variable) for variable in variables]
