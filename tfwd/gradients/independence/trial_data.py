@@ -1,7 +1,7 @@
-"""Weights and inputs for trials: a few examples, with values that are not zero.
+"""Creates weights and inputs for trials: a few examples, with values that are not zero.
 
-Zeros hide to which example a row belongs: behind a head that starts at zero, no gradient arrives.
-So a trial uses other weights and inputs, first near the real ones, then far from them.
+Zeros hide to which example a row belongs: no gradient passes a head whose weights are zero. A trial
+therefore uses other weights and inputs: first close to the real values, then far from them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
     whole = data.size if isinstance(data.size, int) else None
     counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
     for count in dict.fromkeys(counts):
-        # A single example shows nothing, unless the batch has only one.
+        # A single example shows nothing. It is used only if the batch has one example.
         if count is None or (whole is not None and count > whole) or (count == 1 != whole):
             continue
         if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
@@ -51,7 +51,7 @@ def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
 
 
 def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
-    """Yields weights and inputs. Those that most likely give a result come first."""
+    """Yields weights and inputs. The first ones are the most likely to give a result."""
     yield _weights(model, _near), _changed(x, _near_input)
     yield _weights(model, _near), _changed(x, _finite)
     # With only positive numbers no unit is inactive, and nothing cancels.
@@ -116,7 +116,7 @@ def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor
 
 
 def _breadth(value: tf.Tensor) -> float:
-    """Returns the number of entries over which one output sums, as far as the shape shows it."""
+    """Returns the number of entries that are summed for one output, as the shape shows it."""
     inner = value.shape[:-1].num_elements() if value.shape.rank else 1
     return max(1, inner)
 
@@ -143,7 +143,7 @@ def _finite(tensor: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _near_input(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Returns inputs slightly above the real ones, so that an id as a float is not changed."""
+    """Returns inputs slightly above the real inputs, so that an id as a float stays the same."""
     if not tensor.dtype.is_floating:
         return tensor
     return _finite(tensor, number) + tf.cast(_uniform(tensor, 0.1, 0.4, number), tensor.dtype)
