@@ -25,12 +25,13 @@ KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
 class GradientSquaredMean(keras.callbacks.Callback):
     """Callback that measures how large and how noisy the gradient is, every n batches of `fit`.
 
-    For a training batch, it computes the mean of the squared per-example gradients, the square of
-    their mean, the gradient noise scale and the signal-to-noise ratio. It computes them over all
-    weights and for each weight. It adds them to `records` and to TensorBoard. It adds their
-    averages over an epoch to the epoch's logs, as `gradient_squared_mean`,
-    `gradient_square_of_mean`, `gradient_noise_scale` and `gradient_signal_to_noise`. For a batch of
-    size `B`, with the moments `m` and `s` and sums over the entries `i`,
+    For a training batch, it computes the two moments, the gradient noise scale and the
+    signal-to-noise ratio. The moments are the mean of the squared per-example gradients, and the
+    square of their mean. It computes these numbers over all weights and for each weight. It adds
+    them to `records` and to TensorBoard. It adds their averages over an epoch to the epoch's logs,
+    as `gradient_squared_mean`, `gradient_square_of_mean`, `gradient_noise_scale` and
+    `gradient_signal_to_noise`. For a batch of size `B`, with the moments `m` and `s` and sums over
+    the entries `i`,
 
         variance V = B/(B-1) sum_i (s_i - m_i^2)        signal G = sum_i m_i^2 - V/B
 

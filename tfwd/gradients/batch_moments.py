@@ -185,10 +185,10 @@ class BatchMoments:
 
         sources = [_keras.variables.tf_variable(v) for v in slow]
         drawn = bool(fast.before or fast.draws)
-        whole = drawn or fast.scalars
-        if whole or self._used is None:
+        needs_chunk = drawn or fast.scalars
+        if needs_chunk or self._used is None:
             with tf.GradientTape(persistent=True) as tape:
-                per_example, scalar = run(chunk if whole else chunk.part(0, 1))
+                per_example, scalar = run(chunk if needs_chunk else chunk.part(0, 1))
         if self._used is None:
             # The tape knows on which weights a loss depends. In a graph this backward pass never
             # runs.

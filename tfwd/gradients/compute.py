@@ -66,9 +66,9 @@ def moments(
     weights are computed example by example. `Moments.methods` names the method.
 
     The loss of an example is the mean of the loss object's values over its unmasked positions,
-    times the sample weights, for any reduction of the object. Losses from `add_loss` of shape `[B]`
-    are added to the examples' losses, times B, because Keras adds their sum to the mean.
-    Regularizers and other scalars are added to `mean`, and left out of `mean_square`.
+    times the sample weights. The reduction of the loss object has no effect. Losses from `add_loss`
+    of shape `[B]` are added to the examples' losses, times B, because Keras adds their sum to the
+    mean. Regularizers and other scalars are added to `mean`, and left out of `mean_square`.
 
     Args:
         model: Any Keras model.

@@ -86,14 +86,14 @@ class Data(NamedTuple):
                 return tensor
             shape = tf.concat([[missing], tf.shape(tensor)[1:]], 0)
             blank = "" if tensor.dtype == tf.string else tf.zeros([], tensor.dtype)
-            whole = tf.concat([tensor, tf.fill(shape, blank)], 0)
-            whole.set_shape(tensor.shape)
+            extended = tf.concat([tensor, tf.fill(shape, blank)], 0)
+            extended.set_shape(tensor.shape)
             mask = _keras.layers.get_mask(tensor)
             if mask is not None:
                 _keras.layers.set_mask(
-                    whole, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
+                    extended, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
                 )
-            return whole
+            return extended
 
         x, y, weights = (
             tf.nest.map_structure(filled, value) for value in (self.x, self.y, self.sample_weight)

@@ -174,8 +174,8 @@ def _limits(axis: Any, values: list[float], below: float, above: float) -> None:
         ticks = [10.0**power for power in powers[:: 1 + len(powers) // 10]]
     span = math.log(high / low) / (1 - below - above)
     axis.set_ylim(low * math.exp(-below * span), high * math.exp(above * span))
-    there = [tick for tick in ticks if low <= tick <= high]  # no tick is among the marks
-    axis.yaxis.set_major_locator(ticker.FixedLocator(there))
+    shown = [tick for tick in ticks if low <= tick <= high]  # no tick is among the marks
+    axis.yaxis.set_major_locator(ticker.FixedLocator(shown))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 

@@ -278,16 +278,16 @@ class Call:
         key = id(None if variable is None else _keras.variables.original(variable))
         if key not in self._pass.variables:
             return
-        wanted = probes if isinstance(probes, tuple) else (probes,)
+        marked = probes if isinstance(probes, tuple) else (probes,)
         numbers = self._pass.numbers
-        if not all(id(probe) in numbers for probe in wanted):
+        if not all(id(probe) in numbers for probe in marked):
             raise ValueError(
                 f"the rule '{self._method}' of layer '{self._layer.name}' passes a tensor to "
                 f"call.use for the weight '{_keras.variables.path(variable)}', but call.probe "
                 "did not return this tensor: compute with the result of call.probe, and pass it "
                 "to call.use"
             )
-        found = tuple(numbers[id(probe)] for probe in wanted)
+        found = tuple(numbers[id(probe)] for probe in marked)
         self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))
 
     def original(

@@ -111,8 +111,8 @@ def _cross(one: PerExampleGradient, two: PerExampleGradient) -> tf.Tensor:
     if isinstance(two, Rows) and _is_plain(one):
         outers = one.terms if isinstance(one, Sum) else [one]
         ids, sums = two.summed()
-        there = tf.add_n([_at_rows(outer, ids) for outer in outers])
-        return scatter(ids, sums * there, two.rows)
+        at_rows = tf.add_n([_at_rows(outer, ids) for outer in outers])
+        return scatter(ids, sums * at_rows, two.rows)
     return blockwise([one, two], lambda g, h: (tf.reduce_sum(g * h, 0),))[0]
 
 

@@ -1,7 +1,8 @@
 """Noise scale and signal-to-noise ratio of the gradient, estimated from the two moments.
 
-For a weight `w` with entries `i`, from `m_i = E[g_i]` and `s_i = E[g_i^2]` over a batch of `B`, and
-`r_i`, the part of `m_i` that is the same for every example (regularizers):
+The estimates are for a weight `w` with entries `i`, and a batch of `B` examples. They need
+`m_i = E[g_i]` and `s_i = E[g_i^2]` over the batch, and `r_i`. `r_i` is the part of `m_i` that is
+the same for every example (regularizers):
 
     variance   V = B/(B-1) sum_i (s_i - (m_i - r_i)^2)    trace of an example's covariance
     signal     G = sum_i m_i^2 - V/B                      squared norm of the true gradient

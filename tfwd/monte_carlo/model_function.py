@@ -111,7 +111,7 @@ def _function(
 
 
 def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], Any]:
-    held = weakref.ref(model)
+    reference = weakref.ref(model)
     layers = _keras.layers.all_layers(model)
     normalizations = [type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     flag = {"training": training} if _keras.layers.accepts_training(model) else {}
@@ -121,7 +121,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
         if training and normalizations:
             kinds = map(_keras.calls_of, normalizations)
             frozen = call_interception.intercepted(kinds, _in_evaluation)
-        run: Any = held()  # a strong reference in the function would keep the model alive
+        run: Any = reference()  # a strong reference in the function would keep the model alive
         with (
             call_interception.Discarded(states),
             call_interception.users_code(),

@@ -72,9 +72,9 @@ class Magnitudes:
 
     def png(self) -> bytes:
         """Returns the same plot as the content of a PNG file."""
-        held = io.BytesIO()
-        self._figure().savefig(held, format="png", dpi=80)
-        return held.getvalue()
+        buffer = io.BytesIO()
+        self._figure().savefig(buffer, format="png", dpi=80)
+        return buffer.getvalue()
 
     def _figure(self) -> Any:
         colours = importlib.import_module("matplotlib.colors")

@@ -142,7 +142,7 @@ class Probes:
         Returns:
             A `Report`. If everything was finite, its table has all tensors and their ranges. With
             several replicas, it is the report of the replica whose first non-finite tensor comes
-            earliest, or of the first replica if all tensors are finite.
+            earliest. If all tensors are finite, it is the report of the first replica.
 
         Raises:
             RuntimeError: If no step was checked.

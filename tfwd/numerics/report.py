@@ -112,14 +112,14 @@ class Report:
     @property
     def what(self) -> str:
         """Returns the first line without the step."""
-        return "all is finite" if self.first is None else describe(self.first)
+        return "all checked tensors are finite" if self.first is None else describe(self.first)
 
     @property
     def where(self) -> str:
         """Returns the position of the first non-finite tensor, for example `layer dense_2`."""
         first = self.first
         if first is None:
-            return "an unknown place"
+            return "an unknown position"
         kind, name = first.frame.kind, first.frame.name
         if kind == "gradient" and first.frame.source:
             name = first.frame.source[0]
@@ -195,9 +195,9 @@ class Report:
             lines.append(_filled(f"What to do: {cause.advice}"))
         if many:
             lines.append("Several causes may apply, and their advice may be combined.")
-        said = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
-        if re.search(r"\b(rows?|columns?|time step) \d", said):
-            rows = bool(self.place) and re.search(r"\brows? \d", said)
+        text = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
+        if re.search(r"\b(rows?|columns?|time step) \d", text):
+            rows = bool(self.place) and re.search(r"\brows? \d", text)
             lines += ["", _filled(COUNTED + AGAIN * bool(rows))]
         return lines
 
@@ -251,9 +251,9 @@ def is_recurrent(frame: Frame) -> bool:
 
 def _filled(text: str) -> str:
     """Wraps text to at most 100 columns. A word and its number stay on one line."""
-    held = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
-    held = re.sub(r"(?<=\d) %", "\xa0%", held)
-    return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
+    joined = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
+    joined = re.sub(r"(?<=\d) %", "\xa0%", joined)
+    return textwrap.fill(joined, WIDTH, break_long_words=False).replace("\xa0", " ")
 
 
 def _row(found: Measurement) -> str:
@@ -264,7 +264,7 @@ def _row(found: Measurement) -> str:
     room = WIDTH - 43
     if len(label) > room:
         label = "..." + label[3 - room :]
-    least, most = f"{summary.abs_min:.3g}", f"{summary.abs_max:.3g}"
+    smallest, largest = f"{summary.abs_min:.3g}", f"{summary.abs_max:.3g}"
     if summary.non_finite == summary.size:
-        least = most = "-"
-    return f"{least:>9} {most:>9} {zeros:>9}  {percent:>10}  {label}"
+        smallest = largest = "-"
+    return f"{smallest:>9} {largest:>9} {zeros:>9}  {percent:>10}  {label}"

@@ -145,8 +145,8 @@ class Watch:
         self._seen[id(tensor)] = weakref.ref(tensor)
 
     def _is_new(self, tensor: Any) -> bool:
-        held = self._seen.get(id(tensor))
-        return held is None or held() is not tensor
+        reference = self._seen.get(id(tensor))
+        return reference is None or reference() is not tensor
 
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -230,12 +230,12 @@ class Watch:
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def backward(upstream: Any) -> Any:
                 # A relu in the previous layer may hide a bad gradient of a custom layer.
-                wanted = (
+                must_check = (
                     self._closely
                     or not _keras.is_of_keras(type(layer))
                     or path in self._before_users
                 )
-                if wanted and present() is self and self.is_in_watched_graph():
+                if must_check and present() is self and self.is_in_watched_graph():
                     self.check("gradient", path, upstream, layer, call=call)
                 return upstream
 
@@ -266,15 +266,15 @@ class Watch:
                 self.check("pre-activation", path, values, layer)
             return own(values, *args, **kwargs)
 
-        held = vars(layer).get("activation")
+        previous = vars(layer).get("activation")
         object.__setattr__(layer, "activation", activation)
         try:
             yield
         finally:
-            if held is None:
+            if previous is None:
                 object.__delattr__(layer, "activation")
             else:
-                object.__setattr__(layer, "activation", held)
+                object.__setattr__(layer, "activation", previous)
 
 
 def _loops(layer: Any) -> bool:

@@ -67,7 +67,12 @@ class IndependenceReport:
         )
 
     def per_example(self, losses: list[tf.Tensor], count: int | None) -> list[bool]:
-        """Returns True for each loss with one value per example. A pass has `count` examples."""
+        """Returns for each loss of a pass a bool: True if it has one value per example.
+
+        Args:
+            losses: Losses of the pass, from `add_loss`.
+            count: int. Number of examples in the pass, or None if it is unknown.
+        """
         if self.losses is not None and len(self.losses) == len(losses):
             return list(self.losses)
         return [bool(loss.shape.rank) and loss.shape[0] == count for loss in losses]
@@ -169,11 +174,11 @@ class Trial:
         with call_interception.Captured(), record.tape:
             record.tape.watch(inputs)
             outputs = _floating(record.run(self.x, self.training))
-            whole = _wavy([*outputs, *record.losses])
+            total = _wavy([*outputs, *record.losses])
             each = [_wavy([t[i : i + 1] for t in outputs]) for i in ends]
         self._check_normalizations(record)
         ds = [record.tape.gradient(one, [*record.probes, *inputs]) for one in each]
-        found = IndependenceReport(general=record.unaccounted(whole))
+        found = IndependenceReport(general=record.unaccounted(total))
         if self.count > 1:
             for key, uses in record.uses.items():
                 for use in uses:

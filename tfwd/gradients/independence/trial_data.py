@@ -35,11 +35,11 @@ class TrialExamples(NamedTuple):
 
 def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
     """Yields examples in several numbers and sizes, to try until the model accepts them."""
-    whole = data.size if isinstance(data.size, int) else None
-    counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
+    size = data.size if isinstance(data.size, int) else None
+    counts = [_fixed_batch(model), 2 if size is None else min(2, size), size]
     for count in dict.fromkeys(counts):
         # A single example shows nothing. It is used only if the batch has one example.
-        if count is None or (whole is not None and count > whole) or (count == 1 != whole):
+        if count is None or (size is not None and count > size) or (count == 1 != size):
             continue
         if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
             yield TrialExamples(data.part(0, count).x, count)
@@ -89,8 +89,8 @@ def _weights(model: keras.Model, change: Callable[[tf.Tensor, int], tf.Tensor]) 
     for number, variable in enumerate(model.trainable_variables):
         value = _keras.variables.value(variable)
         if value.dtype.is_floating:
-            wanted = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
-            found[id(variable)] = wanted
+            changed = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
+            found[id(variable)] = changed
     return found
 
 
@@ -124,8 +124,8 @@ def _breadth(value: tf.Tensor) -> float:
 def _near(value: tf.Tensor, number: int) -> tf.Tensor:
     """Returns weights with the same signs. Zeros and NaNs are replaced by small values."""
     small = _uniform(value, -1, 1, number) / _breadth(value) ** 0.5
-    there = tf.math.is_finite(value) & (value != 0)
-    return tf.where(there, value * _uniform(value, 0.75, 1.25, number), small)
+    usable = tf.math.is_finite(value) & (value != 0)
+    return tf.where(usable, value * _uniform(value, 0.75, 1.25, number), small)
 
 
 def _positive(value: tf.Tensor, number: int) -> tf.Tensor:

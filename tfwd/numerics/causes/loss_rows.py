@@ -19,8 +19,8 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
     """Finds the examples whose loss is not finite.
 
     Returns:
-        Booleans along the batch. Empty if the losses are unknown, for example with several outputs,
-        with a large batch, or with a custom loss that needs more than one example.
+        Booleans along the batch. Empty if the losses are unknown. Examples are several outputs, a
+        large batch, and a custom loss that needs more than one example.
     """
     loss = evidence.function
     if loss is None:

@@ -24,7 +24,7 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     unbounded = bool(activation) and activation not in BOUNDED
-    said = (
+    reason = (
         f' Its activation="{activation}" is unbounded, so the state can grow in each time step.'
         if unbounded
         else ""
@@ -45,6 +45,6 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "a state that grows from step to step",
         f"The inputs of '{first.frame.name}' are finite. Its state is finite up to time step "
-        f"{step - 1}, and not finite at time step {step}.{said}",
+        f"{step - 1}, and not finite at time step {step}.{reason}",
         f"{advice}. Shorter sequences only hide the problem.",
     )

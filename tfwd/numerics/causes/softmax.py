@@ -26,8 +26,8 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        whole = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
-        if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or whole):
+        all_inputs = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
+        if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or all_inputs):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
         yield Cause(
@@ -83,10 +83,10 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     constant = np.zeros(0, bool) if before is None else before.detail.constant
     if constant.shape == vectors.shape and constant[vectors].all():  # a norm or a deviation of 0
         return ""
-    there = vectors.any(tuple(range(1, vectors.ndim - 1)))
-    places = [f"query {query} of row {row}" for row, query in np.argwhere(there)]
+    queries = vectors.any(tuple(range(1, vectors.ndim - 1)))
+    places = [f"query {query} of row {row}" for row, query in np.argwhere(queries)]
     more = f" and {len(places) - 3} others" if len(places) > 3 else ""
-    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, there)]
+    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, queries)]
     return (
         f"'{first.frame.name}' is NaN in whole vectors at {', '.join(places[:3])}{more}, and "
         "finite elsewhere. Attention has such outputs at queries for which a mask leaves no key."

@@ -158,9 +158,10 @@ class ReplicaStep:
         good = self._is_good()
         if self._scale is None and gradients:
             # Optimizers compute the square of a gradient, and its product with the learning rate.
-            most = tf.cast(self._step.finish(tf.reduce_max(_stacked(gradients))), tf.float32)
+            largest_extent = self._step.finish(tf.reduce_max(_stacked(gradients)))
+            largest_gradient = tf.cast(largest_extent, tf.float32)
             for factor in (1.0, *self._rates):
-                good &= most * factor < SQUARED_IS_FINITE
+                good &= largest_gradient * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
         if tf.distribute.get_strategy().num_replicas_in_sync == 1 and not graphs.in_xla():
             # A branch is fastest, but several replicas cannot synchronize inside a branch.
