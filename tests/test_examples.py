@@ -53,7 +53,7 @@ runpy.run_path(sys.argv[1])
 @once
 # A loaded model of keras-hub compiles itself, with an optimizer that is not built yet.
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer:UserWarning")
-@pytest.mark.filterwarnings("ignore:FiniteCheck. a step is skipped:UserWarning")
+@pytest.mark.filterwarnings("ignore:FiniteCheck. skipped a step:UserWarning")
 @pytest.mark.parametrize("name", REACHED)
 def test_an_example(name, tmp_path):
     if name in ("mixout", "uncertainty"):

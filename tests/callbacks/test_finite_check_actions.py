@@ -43,7 +43,7 @@ def test_skip_is_training_without_the_batch(mode):
     x[8 * BAD + 5, 0] = np.inf
     check = FiniteCheck("skip")
     keras.utils.set_random_seed(4)
-    with pytest.warns(UserWarning, match="a step is skipped: data 'x'"):
+    with pytest.warns(UserWarning, match="skipped a step: data 'x'"):
         fit(bad, x, y, check)
     assert check.skipped == 1
     same(state(bad), state(good), mode)
@@ -56,8 +56,9 @@ def test_skip_gives_up():
     with pytest.warns(UserWarning), pytest.raises(NonFiniteError) as caught:
         fit(make(), x, y, FiniteCheck("skip", max_consecutive=2))
     assert caught.value.report.note == (
-        "2 consecutive bad steps were skipped before it. Each began in data x: check whether all "
-        "batches are bad, and repair the data. The weights have their values from before the step."
+        "Before this step, 2 consecutive bad steps were skipped. In each of these steps, NaN or "
+        "infinity began in data x: check whether all batches are bad, and repair the data. The "
+        "weights have their values from before the step."
     )
 
 
@@ -66,7 +67,7 @@ def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     x[:16, 0] = np.nan
     with pytest.warns(UserWarning, match="skipped") as warned:
         history = fit(make(), x[:8], y[:8], FiniteCheck("skip"), epochs=2).history
-    said = [str(one.message) for one in warned if "no step of epoch" in str(one.message)]
+    said = [str(one.message) for one in warned if "steps of epoch" in str(one.message)]
     assert len(said) == 2
     assert all(np.isnan(value) for values in history.values() for value in values)
     with pytest.warns(UserWarning, match="skipped"):
@@ -315,7 +316,7 @@ def test_bad_steps_in_a_row_are_those_without_a_good_one_between():
     x, y = data(5)
     x[3] = x[19] = np.nan
     check = FiniteCheck("skip", max_consecutive=1)
-    with pytest.warns(UserWarning, match=r"skipped: data 'x'.*\(NaN or infinity in the input\)"):
+    with pytest.warns(UserWarning, match=r"skipped a step: .*\(NaN or infinity in the input\)"):
         fit(make(), x, y, check)
     assert check.skipped == 2
 
@@ -325,7 +326,7 @@ def test_what_leaving_out_does_not_help_against():
     model = make()
     x, y = data(3)
     model.get_layer("last").bias.assign([np.nan])
-    with pytest.raises(NonFiniteError, match="does not help here: it changes no weight") as caught:
+    with pytest.raises(NonFiniteError, match="a skipped step changes no weight") as caught:
         fit(model, x, y, FiniteCheck("skip"))
     assert caught.value.report.step == 1
 
@@ -340,7 +341,7 @@ def test_a_step_that_was_not_looked_at():
     assert caught.value.report.step == 4
     assert "an unchecked step" in caught.value.report.causes[0].evidence
     assert "The weights before the step are lost: 'sequential" in caught.value.report.note
-    assert "Check each step (every_n_steps=1)" in caught.value.report.note
+    assert "Then check each step (every_n_steps=1)" in caught.value.report.note
 
 
 @once

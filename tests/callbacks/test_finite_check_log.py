@@ -96,7 +96,7 @@ def test_plot_and_report(tmp_path):
     x, y = data(4)
     x[17, 2] = np.nan  # of the third batch
     check = FiniteCheck("skip", log_dir=tmp_path / "logs", plot=tmp_path / "sub" / "plot.png")
-    with pytest.warns(UserWarning, match="a step is skipped"):
+    with pytest.warns(UserWarning, match="skipped a step"):
         fit(make(), x, y, check)
     assert tf.io.decode_png((tmp_path / "sub" / "plot.png").read_bytes()).shape[2] in (3, 4)
     _, others = scalars(tmp_path / "logs")
@@ -148,7 +148,7 @@ def test_a_log_that_fails_does_not_end_training(tmp_path, monkeypatch):
     monkeypatch.setattr(Magnitudes, "write_plot", full)
     model = make()
     x, y = data(2)
-    with pytest.warns(UserWarning, match="its log cannot be written and ends here: .*No space"):
+    with pytest.warns(UserWarning, match="stops its log, because a file cannot .*No space"):
         fit(model, x, y, FiniteCheck(plot=tmp_path / "plot.png"))
     assert np.isfinite(model.get_weights()[0]).all()
 

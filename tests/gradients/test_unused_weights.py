@@ -120,7 +120,7 @@ def test_rule_that_does_not_give_its_probe_back_is_named(rule_uses: str) -> None
     own = Own(name="mine")
     model = keras.Sequential([keras.Input((3,)), own])
     try:
-        message = "rule 'forgetful' of layer 'mine' .* '.*kernel' .* compute with the result of"
+        message = "rule 'forgetful' of layer 'mine' .* '.*kernel', .* compute with the result of"
         with pytest.raises(ValueError, match=message):
             gradients.moments(model, x, y["one"], "mse")
     finally:

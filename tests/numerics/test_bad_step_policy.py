@@ -25,12 +25,12 @@ def test_skipped_steps_in_a_row(steps: str, stops: str) -> None:
             policy.good_step()
         elif (reason := policy.reason_to_stop()) is None:
             assert policy.leave_behind() == 1.0
-    assert reason == ("2 consecutive bad steps were skipped before it" if stops else None)
+    assert reason == ("before this step, 2 consecutive bad steps were skipped" if stops else None)
 
 
 def test_restores_of_an_epoch() -> None:
     policy, weight = BadStepPolicy("restore", 2, 0.5), tf.Variable([1.0, 2.0])
-    assert policy.reason_to_stop() == "there is no finished epoch yet to restore"
+    assert policy.reason_to_stop() == "no epoch is finished yet, so no state can be restored"
     for _ in range(2):  # a second epoch starts to count again
         policy.store([weight])
         stored = weight.numpy()
@@ -40,7 +40,8 @@ def test_restores_of_an_epoch() -> None:
             assert policy.leave_behind() == factor
             np.testing.assert_array_equal(weight.numpy(), stored)
             policy.good_step()  # does not reach the end of the epoch
-        assert policy.reason_to_stop() == "2 consecutive bad steps were restored from before it"
+        reason = policy.reason_to_stop()
+        assert reason == "before this step, 2 consecutive bad steps led to a restore"
         weight.assign_add([1.0, 1.0])
 
 

@@ -110,8 +110,8 @@ def test_the_layer_that_a_gradient_comes_from():
     )
     (cause,) = report.causes
     assert (
-        "that 'norm' gives back to 'dense' is not. 'norm, output' has 1 zero. It is in row 1"
-        in (cause.evidence.replace("'dense, output' has 3 zeros. ", ""))
+        "that 'norm' returns to 'dense' is not. 'norm, output' has 1 zero. The non-finite elements "
+        "are in row 1" in (cause.evidence.replace("'dense, output' has 3 zeros. ", ""))
     )
 
 

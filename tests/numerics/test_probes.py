@@ -259,7 +259,7 @@ def test_errors():
             Probes(model, every_n_steps=every)
     with pytest.raises(ValueError, match="is not built"):
         Probes(keras.Sequential([layers.Dense(1)]))
-    with pytest.raises(ValueError, match="nothing is to be checked"):
+    with pytest.raises(ValueError, match="inputs, outputs, weights, gradients are all False"):
         Probes(model, inputs=False, outputs=False, weights=False, gradients=False)
     with pytest.raises(
         ValueError, match="include='frist' matches no layer and no weight.*encoder/first"

@@ -65,7 +65,7 @@ def test_a_gradient_begins_where_it_comes_from():
     assert report.sentence.startswith("layer 'last': backward gradient for the output of 'first'")
     assert report.where == "layer last"
     report = Report(1, _with_sources([cast[0], cast[3]]))
-    assert report.sentence.startswith("what follows layer 'first' (the loss, or no layer): backw")
+    assert report.sentence.startswith("the loss, or code after layer 'first': backward gradient")
 
 
 def test_integers_of_a_batch_are_in_the_table():
@@ -107,7 +107,7 @@ def test_rows_that_are_masked_are_told_from_others():
     bad = found("output", "pool", values, "Pool")
     mask = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0]], bool)
     (cause,) = all_masked(evidence(bad, given={"x[1]": mask}))
-    assert "in row 1 of the batch, and only there 'x[1]' is False throughout" in cause.evidence
+    assert "row 1 of the batch, and only there all elements of 'x[1]' are False" in cause.evidence
     assert not list(all_masked(evidence(bad, given={"x[1]": mask[:, 1:2] & np.ones((3, 3), bool)})))
 
 

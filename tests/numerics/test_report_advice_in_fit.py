@@ -54,7 +54,7 @@ def test_single_queries_to_which_no_key_is_left():
     report = report_of(model, x, y)
     assert names(report) == ["a softmax over nothing but -infinity"]
     said = report.causes[0].evidence
-    assert "at query 2 of row 3, query 1 of row 5, query 4 of row 5, and finite beside" in said
+    assert "at query 2 of row 3, query 1 of row 5, query 4 of row 5, and finite elsew" in said
     scores = [layers.Input((5, 4)), Scores(name="a"), Shares(name="b")]
     report = report_of(keras.Sequential([*scores, layers.Flatten(), layers.Dense(1)]), x, y)
     assert report.first.frame.name == "a"
@@ -97,7 +97,7 @@ def test_a_loss_of_a_custom_training_step():
     model = Own()
     outputs = np.asarray(model(x))
     (cause,) = report_of(model, x, y, loss=None).causes
-    assert "It is computed in a custom train_step" in cause.evidence
+    assert "The loss is computed in a custom train_step" in cause.evidence
     assert f"'score, output' {outputs.min():.3g} to {outputs.max():.3g}" in cause.evidence
     assert f"'y, data' {y.min():.3g} to {y.max():.3g}" in cause.evidence
     assert "tf.debugging.enable_check_numerics()" in cause.advice
@@ -146,7 +146,7 @@ def test_the_row_of_one_of_several_outputs():
     x[5] = 0.0
     report = report_of(model, x, [y, np.ones_like(y)], loss=["mse", logarithm])
     assert report.sentence.startswith("loss 'logarithm' of output 'two': +Inf")
-    assert "it is so in row 5 of the batch" in report.causes[0].evidence
+    assert "its non-finite values are in row 5 of the batch" in report.causes[0].evidence
 
 
 @extended
@@ -241,7 +241,7 @@ def test_infinite_loss_weights(named):
     (cause,) = caught.value.report.causes
     assert cause.name == "NaN or infinity in the loss_weights"
     where = "output 'two'" if named else "output 1"
-    assert cause.evidence.endswith(f"The loss_weights of compile are not: inf of {where}.")
+    assert cause.evidence.endswith(f"The loss_weights of compile are not: inf for {where}.")
 
 
 def test_a_fractional_power_of_a_negative_number():
@@ -275,5 +275,5 @@ def test_a_message_per_output_is_for_those_that_are_bad():
     report = report_of(model, x, [y, ones, ones], loss=["mse", logarithm, logarithm])
     assert report.sentence.startswith("loss 'logarithm' and 'logarithm' of outputs 'h0' and 'h1'")
     first, second = report.causes
-    assert "output 'h0' is not: it is so in row 2 of the batch" in first.evidence
-    assert "output 'h1' is not: it is so in row 6 of the batch" in second.evidence
+    assert "output 'h0' is not: its non-finite values are in row 2" in first.evidence
+    assert "output 'h1' is not: its non-finite values are in row 6" in second.evidence

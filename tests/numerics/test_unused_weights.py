@@ -144,5 +144,5 @@ def test_errors():
     with pytest.raises(ValueError, match="is not built"):
         unused(keras.Sequential([layers.Dense(1)]), X)
     model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
-    with pytest.raises(ValueError, match="has no loss of its own"):
+    with pytest.raises(ValueError, match="has no loss: compile it with a loss"):
         unused(model, X, Y)

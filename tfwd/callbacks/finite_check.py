@@ -33,51 +33,58 @@ ACTIONS = ("raise", "skip", "restore")
 class FiniteCheck(keras.callbacks.Callback):
     """Callback that finds the first non-finite tensor in `fit`, before it changes the weights.
 
-    Each step is made only if all its tensors are finite: the batch, the inputs and outputs of
+    A step is applied only if all its tensors are finite: the batch, the inputs and outputs of
     layers, the loss, the gradients and the learning rate. Otherwise the weights, the optimizer's
     slots, BatchNormalization's statistics, generator states and metrics keep their values from
-    before the step, bit for bit. The batch is then examined again, tensor by tensor. A report names
-    the first layer, the direction (forward or backward), the number of elements, and the likely
-    cause.
+    before the step, bit for bit. The callback then examines the batch again, tensor by tensor. Its
+    report names the first non-finite layer, the direction (forward or backward), the number of
+    non-finite elements, and the likely cause.
 
-    It works in eager mode, in graphs, with `jit_compile=True` and under MirroredStrategy, where a
-    bad step of one replica is a bad step of all. With `steps_per_execution=k` the k steps are made
-    in sequence, and each is checked. A step of a `LossScaleOptimizer` that only lowers the scale is
-    no error, and is counted in `scaled_down`. Saved models do not contain the callback.
+    The callback works in eager mode, in graphs, with `jit_compile=True` and under MirroredStrategy.
+    A step that is bad on one replica is bad on all replicas. With `steps_per_execution=k`, the k
+    steps run one after the other, and each step is checked. A step is not an error if a
+    `LossScaleOptimizer` only lowers its scale. `scaled_down` counts these steps. Saved models do
+    not contain the callback.
 
-    Without a bad step, training equals training without the callback: bit for bit in eager mode,
-    and in graphs for most models. Exceptions are SGD with momentum, noise in a custom layer, and
-    models whose bare step TensorFlow's graph optimizer rewrites where this callback reads
-    (MobileNetV2). Under XLA, about half of Keras's optimizers are exceptions. There the compiler
-    groups products and sums differently, which changes last bits. Layers that draw with
-    TensorFlow's stateful operations, as Dropout on Keras 2 or `tf.random.normal`, draw again after
-    a skipped step, and in eager mode after a logged step.
+    Without a bad step, training gives the same results as without the callback: bit for bit in
+    eager mode, and in graphs for most models. The exceptions are:
+
+    - in graphs: SGD with momentum, and noise in a custom layer;
+    - in graphs: models such as MobileNetV2. Without the callback, TensorFlow's graph optimizer
+      rewrites operations whose results the callback reads;
+    - under XLA: about half of Keras's optimizers. The compiler groups products and sums
+      differently, which changes last bits.
+
+    Layers that draw with TensorFlow's stateful operations draw again after a skipped step, and in
+    eager mode after a logged step. Examples are Dropout on Keras 2 and `tf.random.normal`.
 
     Args:
-        action: reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
-            continues with the next batch. "restore" resets the weights, the optimizer's state and
-            all other variables to the end of the last epoch, multiplies the learning rate by
-            `factor`, and continues with the next batch. Metrics are not reset: the metrics of an
-            epoch are over its good steps. In the first epoch there is nothing to restore, and a bad
-            step raises.
-        every_n_steps: int. Check one step in every N, and the first step of each `fit`. The steps
-            between are Keras's own, at Keras's own cost. They may make weights non-finite.
-        history: int. Number of earlier steps, and number of tensors, shown in a report.
-        log_dir: path of a folder for TensorBoard, or None. Its text tab gets the reports, and its
-            images the plot. Every `log_every_n_steps` steps, its scalars get the absolute mean of
-            each output, weight and gradient, the percentage of zeros, and the ratio of update to
-            weight. Histograms are written too. The batch is run once more for them.
-        plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps,
-            coloured by log10 of the largest absolute value. It is drawn at the end of training and
-            after each bad step. It costs each step a further pass over each tensor, as `log_dir`
-            does.
+        action: str. Reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
+            continues with the next batch. "restore" restores the weights, the optimizer's state and
+            all other variables from the end of the last epoch. It multiplies the learning rate by
+            `factor`, and continues with the next batch. Metrics are not restored: the metrics of an
+            epoch include only its good steps. A bad step in the first epoch raises the error,
+            because there is nothing to restore. Default "raise".
+        every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
+            steps are Keras's own steps, without a check and its cost. They may make weights
+            non-finite. Default 1.
+        history: int. Number of earlier steps, and number of tensors, shown in a report. Default 20.
+        log_dir: path of a folder for TensorBoard, or None. The text tab shows the reports. The
+            image tab shows the plot. Every `log_every_n_steps` steps, the callback writes scalars:
+            the absolute mean of each output, weight and gradient, the percentage of zeros, and the
+            ratio of update to weight. It also writes histograms. For these numbers the batch runs
+            once more. Default None.
+        plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps. The
+            color is log10 of the largest absolute value. The plot is drawn at the end of training
+            and after each bad step. With `plot` or `log_dir`, each step reads each tensor once
+            more. Default None.
         max_consecutive: int. The number of consecutive bad steps to skip or restore from. The next
-            one raises.
-        factor: float. The factor of the learning rate for "restore".
-        log_every_n_steps: int. See `log_dir`.
-        exclude: regular expression, or a list of them, of layers that may have non-finite values,
-            for example a layer that makes a mask of -infinity. A pattern must match the layer's
-            full path or its last components. `x` and `y` stand for the batch.
+            bad step raises the error. Default 5.
+        factor: float. The factor of the learning rate for "restore". Default 0.5.
+        log_every_n_steps: int. See `log_dir`. Default 100.
+        exclude: regular expression, or a list of them. Layers that may have non-finite values, for
+            example a layer that makes a mask of -infinity. A pattern must match the layer's full
+            path or its last components. `x` and `y` are the names of the batch. Default None.
 
     Attributes:
         reports: list of the `Report` of each bad step.
@@ -85,10 +92,10 @@ class FiniteCheck(keras.callbacks.Callback):
         scaled_down: int. The number of steps that only lowered the scale of the loss.
 
     Raises:
-        ValueError: an argument is wrong. When training starts: a file or folder cannot be written;
-            the learning rate of "restore" is a schedule, which cannot be multiplied; or the
-            strategy is ParameterServerStrategy, whose workers make steps on their own.
-        tfwd.numerics.NonFiniteError: in `fit`; see `action`.
+        ValueError: If an argument is wrong. When training starts: if a file or folder cannot be
+            written; if `action` is "restore" and the learning rate is a schedule, which cannot be
+            multiplied; or under ParameterServerStrategy, whose workers make steps independently.
+        tfwd.numerics.NonFiniteError: In `fit`. See `action`.
 
     Example:
     >>> import keras, numpy as np
@@ -135,7 +142,7 @@ class FiniteCheck(keras.callbacks.Callback):
         if log_dir is not None:
             require("tensorboard", "FiniteCheck(log_dir=...)", "tensorboard")
         for name, path in (("log_dir", log_dir), ("plot", plot)):
-            if path is not None:  # the log has the plot too
+            if path is not None:  # the log contains the plot too
                 require("matplotlib", f"FiniteCheck({name}=...)", "plots")
         if plot is not None:
             check_plot(plot)
@@ -165,7 +172,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training step with the checked step."""
-        self._put_back()  # an interrupted training did not
+        self._put_back()  # an interrupted `fit` did not restore it
         model = self.model
         if model.built:
             self._patterns.check(model, "x", "y", "sample_weight")
@@ -173,8 +180,8 @@ class FiniteCheck(keras.callbacks.Callback):
             model.distribute_strategy, tf.distribute.experimental.ParameterServerStrategy
         ):
             raise ValueError(
-                "FiniteCheck does not work under ParameterServerStrategy, whose workers make steps "
-                "on their own: use tfwd.optimizers.ApplyIfFinite"
+                "FiniteCheck does not work under ParameterServerStrategy, because its workers make "
+                "steps independently: use tfwd.optimizers.ApplyIfFinite"
             )
         if self._fitted is not model:
             self.reports, self.skipped, self.scaled_down = [], 0, 0
@@ -196,7 +203,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self._check_of = self._own
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes that the next call of the training function is from a fit with this callback."""
+        """Records that `fit` with this callback makes the next call of the training function."""
         self._begun = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -205,15 +212,15 @@ class FiniteCheck(keras.callbacks.Callback):
         self._policy, self._snapshot = self._new_policy(), None  # frees the stored values
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch starts."""
+        """Stores the step at which the epoch starts."""
         self._epoch = self._step, self.skipped
         self._epoch_number = epoch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stores the state of the epoch's end for "restore".
+        """Stores the state at the end of the epoch, for "restore".
 
-        If all steps of an epoch are skipped, its loss is NaN. Keras's would be 0, the best
-        possible.
+        If all steps of an epoch are skipped, its loss is set to NaN. Keras would report 0, the best
+        possible loss.
         """
         if self._snapshot is not None:
             self._snapshot.take()
@@ -221,8 +228,8 @@ class FiniteCheck(keras.callbacks.Callback):
         if logs and skipped and skipped == steps:
             logs.update({key: math.nan for key in logs if not key.startswith("val_")})
             warnings.warn(
-                f"FiniteCheck: no step of epoch {epoch + 1} was made. The {steps} skipped steps "
-                "changed no weight, so the same batches will be skipped again",
+                f"FiniteCheck: all {steps} steps of epoch {epoch + 1} were skipped. Skipped steps "
+                "change no weight, so the same batches will be skipped again",
                 stacklevel=2,
             )
 
@@ -237,9 +244,9 @@ class FiniteCheck(keras.callbacks.Callback):
         self._log = self._own = None
 
     def _train(self, iterator: Any) -> Any:
-        """Makes as many steps as Keras would make in a call of the training function."""
+        """Runs as many steps as Keras runs in one call of the training function."""
         begun, self._begun = self._begun, False
-        if not begun:  # another training, after an interrupted one
+        if not begun:  # a `fit` without this callback, after an interrupted one
             own = self._own
             self._put_back()
             return own(iterator)
@@ -263,7 +270,7 @@ class FiniteCheck(keras.callbacks.Callback):
         return logs
 
     def _is_due(self) -> bool:
-        """Returns True if the next step is checked. The first step of each training is."""
+        """Returns True if the next step must be checked. The first step of a training must be."""
         return self._is_first or self._step % self.every_n_steps == 0
 
     def _unchecked(self, batch: Any, spec: Any) -> Any:
@@ -276,23 +283,22 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
         if self._is_first and self.model.built and not self._has_finite_weights():
-            return self._act(self._diagnose(batch))  # includes weights that no step checks
+            return self._act(self._diagnose(batch))  # also finds weights that steps do not check
         outcome = self._check(batch, spec)
         if self._is_first:
-            self._tell_of_unused(self._check.unused)
+            self._warn_about_unused(self._check.unused)
         if not outcome.good:
             report = self._diagnose(batch)
             if report.first is not None:
                 return self._act(report)
-            # Finite, but too large for a decision in one pass; or drawn again.
+            # The tensors are too large to check in one pass, or the diagnosis drew other numbers.
             outcome = self._make_exactly(batch, spec)
             if not outcome.good:
-                wrong = [frame for frame, one in self._extents(outcome) if not np.isfinite(one)]
+                wrong = [frame for frame, size in self._extents(outcome) if not np.isfinite(size)]
                 first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
                 report.note = (
-                    f"In the step itself, {first} was not finite. Repeating the step on the same "
-                    "batch "
-                    "did not show it: the model draws random numbers without its variables."
+                    f"{first} was not finite in the step. It was finite when the step was repeated "
+                    "on the same batch: the model draws random numbers without its variables."
                 )
                 return self._act(report)
         self._policy.good_step()
@@ -327,7 +333,7 @@ class FiniteCheck(keras.callbacks.Callback):
         return self._first_of_workers(self._diagnosis(batch, self._step + 1, self._past, before))
 
     def _first_of_workers(self, report: Report) -> Report:
-        """Returns one report for all workers, which must do the same after the step."""
+        """Returns one report for all workers, because all workers must react in the same way."""
         strategy = self.model.distribute_strategy
         if not _keras.has_workers(strategy):
             return report
@@ -346,10 +352,10 @@ class FiniteCheck(keras.callbacks.Callback):
         largest = np.max(np.asarray(outcome.found, float), axis=0)
         return list(zip(outcome.frames, largest.tolist(), strict=True))
 
-    def _tell_of_unused(self, unused: list[str]) -> None:
+    def _warn_about_unused(self, unused: list[str]) -> None:
         if unused:
             warnings.warn(
-                "FiniteCheck: no gradient reaches these weights, which are neither updated nor "
+                "FiniteCheck: no gradient reaches these weights. They are neither updated nor "
                 f"decayed: {', '.join(unused)}",
                 stacklevel=3,
             )
@@ -367,11 +373,13 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._snapshot is not None:
             what = restored(self._snapshot.restore())
         elif report.first is not None and report.first.frame.kind == "weight":
-            self._fail(report, "Skipping a step does not help here: it changes no weight.")
+            self._fail(
+                report, "Skipping this step does not help: a skipped step changes no weight."
+            )
         else:
             self._policy.leave_behind()
             self.skipped += 1
-            what = "a step is skipped"
+            what = "skipped a step"
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
@@ -383,7 +391,7 @@ class FiniteCheck(keras.callbacks.Callback):
         raise NonFiniteError(report)
 
     def _weights_now(self) -> str:
-        """Returns what a failed training leaves in the model, in words."""
+        """Describes the state of the weights after a failed training."""
         lost = not_finite(self.model)
         if not lost:
             return "The weights have their values from before the step."
@@ -391,7 +399,7 @@ class FiniteCheck(keras.callbacks.Callback):
         more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
         if self._is_first:
             return f"Not finite before this training: {names}{more}. Load an earlier checkpoint."
-        each = " Check each step (every_n_steps=1) from there on."
+        each = " Then check each step (every_n_steps=1)."
         again = each if self.every_n_steps > 1 else ""
         return (
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
@@ -400,9 +408,9 @@ class FiniteCheck(keras.callbacks.Callback):
 
 
 def _replace_innermost(model: keras.Model, function: Any) -> Any:
-    """Replaces the model's own training function. Returns the previous one.
+    """Replaces the model's own training function. Returns the previous function.
 
-    Other callbacks may have wrapped it, and store the inner function as `_trains`.
+    Other callbacks may have wrapped the training function. They store it as `_trains`.
     """
     owner, present = None, model.train_function
     while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):

@@ -18,54 +18,56 @@ from tfwd.gradients import statistics
 from tfwd.gradients.moments_plot import write_plot
 from tfwd.optional_packages import require
 
-# Numbers that TensorBoard and the epochs' logs get.
+# The statistics that are written to TensorBoard and to the logs of epochs.
 KEYS = ("squared_mean", "square_of_mean", "noise_scale", "signal_to_noise")
 
 
 class GradientSquaredMean(keras.callbacks.Callback):
     """Callback that measures how large and how noisy the gradient is, every n batches of `fit`.
 
-    For the next training batch it computes the mean of the squared per-example gradients, the
-    square of their mean, the gradient noise scale and the signal-to-noise ratio. It does so over
-    all weights and for each weight. The numbers go to `records` and to TensorBoard. Their averages
-    over an epoch's measurements go to the epoch's logs as `gradient_squared_mean`,
-    `gradient_square_of_mean`, `gradient_noise_scale` and `gradient_signal_to_noise`. For a batch of
-    size `B`, with the moments `m` and `s` and sums over the entries `i`,
+    For a training batch, it computes the two moments, the gradient noise scale and the
+    signal-to-noise ratio. The moments are the mean of the squared per-example gradients, and the
+    square of their mean. It computes these numbers over all weights and for each weight. It adds
+    them to `records` and to TensorBoard. It adds their averages over an epoch to the epoch's logs,
+    as `gradient_squared_mean`, `gradient_square_of_mean`, `gradient_noise_scale` and
+    `gradient_signal_to_noise`. For a batch of size `B`, with the moments `m` and `s` and sums over
+    the entries `i`,
 
         variance V = B/(B-1) sum_i (s_i - m_i^2)        signal G = sum_i m_i^2 - V/B
 
-    and the noise scale is `V/G`, the signal-to-noise ratio `G/V`. Over an epoch they are
-    `mean(V)/mean(G)` and its inverse (`tfwd.gradients.statistics` explains why, and the effect of
-    regularizers). `G` is an estimate that can be negative. It is then treated as zero, so the noise
-    scale is **infinity, which means "too noisy to tell"**, and the ratio is 0. More examples help:
-    larger batches, a smaller `every_n_steps`, or more records averaged with
+    The noise scale is `V/G`. The signal-to-noise ratio is `G/V`. Over an epoch they are
+    `mean(V)/mean(G)` and its inverse. `tfwd.gradients.statistics` explains why, and the effect of
+    regularizers. The estimate `G` can be negative. It is then replaced by zero: the noise scale is
+    **infinity, which means "too noisy to tell"**, and the ratio is 0. More examples help: larger
+    batches, a smaller `every_n_steps`, or more records averaged with
     `statistics.average(callback.records)`.
 
     Training is unchanged: the draws and updates of the measurement are discarded.
 
     A second `fit` of the same model continues the step numbers (here and in TensorBoard), the
-    records and the plot. A `fit` of another model starts anew.
+    records and the plot. A `fit` of another model resets them.
 
     Args:
-        every_n_steps: int. Measure one batch in every N, starting with the first. If the model was
-            compiled with `steps_per_execution=k`, the first batch of each k is measured if one of
-            the k is a multiple of `every_n_steps`. With `k=4` and `every_n_steps=3` these are the
-            batches 0, 4, 8.
+        every_n_steps: int. Measure one batch in every N, starting with the first. With
+            `steps_per_execution=k`, the callback measures only the first batch of a group of k. It
+            does so if the number of one batch of the group is a multiple of `every_n_steps`. With
+            `k=4` and `every_n_steps=3`, it measures the batches 0, 4, 8. Default 100.
         log_dir: path of a folder for TensorBoard's events, or None.
-        plot: path of a file (`.png`, `.svg`, ..) for a plot at the end, or None.
-        loss: as in `tfwd.gradients.moments`. By default the loss that the model was compiled with.
-        training: bool. The flag of the model's call, False by default. With True, dropout draws as
-            in training, and BatchNormalization is an error.
+        plot: path of a file (`.png`, `.svg`, ..) for a plot at the end of training, or None.
+        loss: as in `tfwd.gradients.moments`. Default None, for the loss that the model was compiled
+            with.
+        training: bool. Training flag of the model's call. If True, dropout draws as in training,
+            and BatchNormalization is an error. Default False.
         chunk_size: as in `tfwd.gradients.moments`.
 
     Attributes:
-        records: list of dicts of `step` (number of batches trained before, in all fits),
-            `batch_size`, the four statistics, `variance` and `signal` (V and G), and `variables`
-            with these six by path.
+        records: list of dicts. Each has `step` (number of batches trained before, in all fits),
+            `batch_size`, the four statistics, `variance` and `signal` (V and G). `variables` has
+            these six numbers for each weight, by its path.
 
     Raises:
-        ValueError: `every_n_steps` is not an int of at least 1. Or the model has no loss when
-            training starts.
+        ValueError: If `every_n_steps` is not an int of at least 1. When training starts, if the
+            model has no loss.
 
     Example:
     >>> import keras, tensorflow as tf
@@ -108,11 +110,11 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._writer: Any = None
         self._trains: Any = None
         self._measure: Any = None
-        self._begun: int | None = None  # the batch that a fit with this callback has announced
+        self._begun: int | None = None  # the next batch of a `fit` with this callback
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training function with one that measures first."""
-        self._restore()  # an interrupted training did not
+        self._restore()  # an interrupted `fit` did not restore it
         weights = None
         if self.loss is None:
             self._loss, weights = _keras_training.compiled_loss(self.model)
@@ -120,7 +122,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
             self._loss = self.loss
         if self._loss is None:
             raise ValueError(
-                f"model '{self.model.name}' was compiled without a loss: give one to "
+                f"model '{self.model.name}' was compiled without a loss: pass a loss to "
                 "GradientSquaredMean(loss=...)"
             )
         if self.log_dir is not None:
@@ -141,7 +143,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
             write_plot(self.records, _keras.own_path(self.plot, self.model))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes that the next call of the training function is from a fit with this callback."""
+        """Records that `fit` with this callback makes the next call of the training function."""
         self._begun = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -154,7 +156,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
     def _train(self, iterator: Any) -> Any:
         """Calls the model's training function, after a measurement if one is due."""
         trains, begun, self._begun = self._trains, self._begun, None
-        if begun is None:  # another training, after an interrupted one
+        if begun is None:  # a `fit` without this callback, after an interrupted one
             self._restore()
             return trains(iterator)
         steps = _keras_training.steps_per_execution(self.model)
@@ -169,7 +171,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         return outputs
 
     def _restore(self) -> None:
-        """Restores the model's training function, also if several callbacks do so in any order."""
+        """Restores the model's training function. Several callbacks may do so in any order."""
         self._measure = self._begun = None
         function = self.model.train_function
         while isinstance(owner := getattr(function, "__self__", None), GradientSquaredMean):
@@ -225,7 +227,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
 
 def scalars(record: statistics.Record) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a record with their names: first the model's, then each weight's."""
+    """Yields each statistic of a record with its name: for the model, then for each weight."""
     for key in KEYS:
         yield key, record[key]
         for path, values in record["variables"].items():

@@ -1,4 +1,4 @@
-"""Moments of per-example gradients, at the price of about one backward pass.
+"""Moments of per-example gradients, at about the cost of one backward pass.
 
     moments = tfwd.gradients.moments(model, x, y, loss)
     moments.mean, moments.mean_square, moments.methods
@@ -8,9 +8,9 @@ Modules:
 - `compute_moments` has the public function. `batch_moments` computes a batch and its chunks.
 - `recorded_pass` is the forward pass that records every use of a weight.
 - `rules` has the rules of layers. `rule` registers a custom one.
-- `gradient_forms`, `embedding_gradients` and `shared_weights` do the arithmetic.
-- `example_by_example` computes weights without a rule.
-- `independence` tries a model on a few examples.
+- `gradient_forms`, `embedding_gradients` and `shared_weights` compute the sums.
+- `example_by_example` computes the moments of weights without a rule.
+- `independence` runs a model on a few examples, to check that examples are independent.
 """
 
 from tfwd.gradients.compute_moments import Moments, moments

@@ -12,13 +12,13 @@ from tfwd import _keras
 
 
 def arguments(model: Any, training: Any, chunk_size: Any) -> None:
-    """Raises a ValueError for wrong arguments."""
+    """Raises a ValueError if an argument has a wrong type or value."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"expected a Keras model, got {model!r} of type {type(model).__name__}")
     if not isinstance(training, (bool, int)):
         raise ValueError(f"training must be True or False, got {training!r}")
-    whole = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
-    if chunk_size is not None and (not whole or chunk_size < 1):
+    is_int = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
+    if chunk_size is not None and (not is_int or chunk_size < 1):
         raise ValueError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}")
     if chunk_size is not None:
         _activity_regularizers(model)
@@ -45,11 +45,13 @@ def _activity_losses_are_means() -> bool:
 
 
 def build(model: keras.Model, x: Any) -> None:
-    """Builds a model that is not built."""
+    """Builds a model, unless it is built."""
     if not model.built or not all(layer.built for layer in _keras.layers.all_layers(model)):
         _keras.layers.build_by_call(model, (x,), {})
     if not model.trainable_variables:
-        raise ValueError(f"model '{model.name}' has no trainable weights")
+        raise ValueError(
+            f"model '{model.name}' has no trainable weights: pass a model with at least one"
+        )
 
 
 def batch_normalization(model: keras.Model, training: bool) -> None:

@@ -54,16 +54,19 @@ class Data(NamedTuple):
                 sizes.setdefault(name, tensor.shape[0])
                 if tensor.shape[0] != sizes[name]:
                     raise ValueError(
-                        f"{name} has tensors with {sizes[name]} and with {tensor.shape[0]} examples"
+                        f"{name} has tensors with {sizes[name]} and with {tensor.shape[0]} "
+                        "examples: pass the same number of examples in all tensors"
                     )
         if "x" not in sizes:
             raise ValueError("x is empty: pass the inputs of the model")
         known = {name: count for name, count in sizes.items() if count is not None}
         if len(set(known.values())) > 1:
             shown = ", ".join(f"{count} in {name}" for name, count in known.items())
-            raise ValueError(f"the numbers of examples differ: {shown}")
+            raise ValueError(
+                f"the numbers of examples differ: {shown}. Pass the same number in all arguments"
+            )
         if 0 in known.values():
-            raise ValueError("the batch has no examples")
+            raise ValueError("the batch has no examples: pass at least one example")
         first = next(t for t in tf.nest.flatten(x) if t is not None)
         count = next(iter(known.values()), None)
         return cls(x, y, sample_weight, tf.shape(first)[0] if count is None else count)
@@ -71,8 +74,8 @@ class Data(NamedTuple):
     def never_empty(self) -> Data:
         """Returns a batch with at least one example. An empty batch gets an example of zeros.
 
-        The moments of zeros can be computed, and are discarded later. A batch of known size is
-        returned unchanged.
+        The moments of this example are discarded later. A batch of known size is returned
+        unchanged.
         """
         if isinstance(self.size, int):
             return self
@@ -83,14 +86,14 @@ class Data(NamedTuple):
                 return tensor
             shape = tf.concat([[missing], tf.shape(tensor)[1:]], 0)
             blank = "" if tensor.dtype == tf.string else tf.zeros([], tensor.dtype)
-            whole = tf.concat([tensor, tf.fill(shape, blank)], 0)
-            whole.set_shape(tensor.shape)
+            extended = tf.concat([tensor, tf.fill(shape, blank)], 0)
+            extended.set_shape(tensor.shape)
             mask = _keras.layers.get_mask(tensor)
             if mask is not None:
                 _keras.layers.set_mask(
-                    whole, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
+                    extended, tf.concat([mask, tf.fill([missing, *mask.shape[1:]], True)], 0)
                 )
-            return whole
+            return extended
 
         x, y, weights = (
             tf.nest.map_structure(filled, value) for value in (self.x, self.y, self.sample_weight)
@@ -120,7 +123,7 @@ class Data(NamedTuple):
 
 
 def _numbers(value: Any) -> Any:
-    """Converts lists of numbers to arrays, because lists would count as structures of scalars."""
+    """Converts lists of numbers to arrays. A list would otherwise be a structure of scalars."""
     if isinstance(value, Mapping):
         return {key: _numbers(inner) for key, inner in value.items()}
     numbers = isinstance(value, (list, tuple)) and value and all(np.isscalar(v) for v in value)

@@ -20,7 +20,7 @@ from tfwd.gradients.shared_weights import Scaled, sums, total
 
 
 class BatchMoments:
-    """One computation of moments. All its chunks use the same effective weights.
+    """Computation of the moments of a batch. All chunks use the same effective weights.
 
     Args:
         model: Keras model.
@@ -103,7 +103,7 @@ class BatchMoments:
                     # The mean over the chunks, weighted by their sizes.
                     penalties[key] = total(more, self._share_of(length))
         slow = [v for v in self.variables if id(v) not in first]
-        if slow and record.draws.inside:  # another pass would draw differently
+        if slow and record.draws.inside:  # another pass would draw other numbers
             slow = list(self.variables)
         if slow:
             self._general(slow, chunk, record, first, second, penalties)
@@ -125,13 +125,14 @@ class BatchMoments:
         terms = []
         for use in uses:
             given = [ds[probe] for probe in use.probes]
-            if any(d is None for d in given):  # possibly recorded where the tape does not see it
+            if any(d is None for d in given):  # the tape may not have recorded this use
                 return None
             term = use.term(*given)
             if tuple(term.shape) != tuple(variable.shape):
                 raise ValueError(
                     f"the rule '{use.method}' gives gradients of shape {tuple(term.shape)} for the "
-                    f"weight '{_keras.variables.path(variable)}' of shape {tuple(variable.shape)}"
+                    f"weight '{_keras.variables.path(variable)}' of shape {tuple(variable.shape)}: "
+                    "return gradients of the weight's shape"
                 )
             known = isinstance(term.batch, int) and isinstance(batch, int)
             if term.batch != batch if known else id(variable) in self.report.folded:
@@ -167,7 +168,10 @@ class BatchMoments:
         second: dict[int, tf.Tensor],
         penalties: dict[int, tf.Tensor],
     ) -> None:
-        """Computes the weights that no rule covers, from the states before the fast pass."""
+        """Computes the moments of weights that no rule covers.
+
+        It starts from the states before the pass with rules.
+        """
 
         def run(part: Data) -> tuple[tf.Tensor, tf.Tensor | None]:
             record = Pass(self.model, self.perturbations, rules=False, draws=fast.draws)
@@ -181,10 +185,10 @@ class BatchMoments:
 
         sources = [_keras.variables.tf_variable(v) for v in slow]
         drawn = bool(fast.before or fast.draws)
-        whole = drawn or fast.scalars
-        if whole or self._used is None:
+        needs_chunk = drawn or fast.scalars
+        if needs_chunk or self._used is None:
             with tf.GradientTape(persistent=True) as tape:
-                per_example, scalar = run(chunk if whole else chunk.part(0, 1))
+                per_example, scalar = run(chunk if needs_chunk else chunk.part(0, 1))
         if self._used is None:
             # The tape knows on which weights a loss depends. In a graph this backward pass never
             # runs.

@@ -1,4 +1,4 @@
-"""Sums over the examples of a batch in blocks, so that large tensors have few examples."""
+"""Sums over the examples of a batch in blocks, so that a tensor holds only a few examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def sum_over_blocks(
 ) -> tuple[tf.Tensor, ...]:
     """Sums `function(start, size)` over blocks of at most `block` examples.
 
-    In a graph it is a loop whose body is traced once. The first block may be smaller.
+    In a graph, many blocks run in a loop whose body is traced once. The first block may be smaller.
 
     Args:
         batch: int or scalar tensor. Number of examples.
         block: int. Largest number of examples in a block.
-        function: Function of the first example and the number of examples.
+        function: Function of a block's first example and of its number of examples.
 
     Returns:
         The sums of the function's results.

@@ -1,4 +1,4 @@
-"""Both moments of the per-example gradients of a batch."""
+"""Computes both moments of the per-example gradients of a batch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Moments(NamedTuple):
     Attributes:
         mean: `(1/B) sum_b g_b`, plus `penalty`.
         mean_square: `(1/B) sum_b g_b^2`.
-        methods: Method for each weight. It is the names of the rules of layers that use the weight,
+        methods: Method for each weight: the names of the rules of layers that use the weight,
             joined by "+". Without a rule it is "vectorized_map", "loop" or "backward_each".
             "unused" means that no example's loss depends on the weight. Its moments are zero.
         batch_size: B over all replicas: an int, or a scalar tensor if it is not known.
         penalty: Part of `mean` that is the same for every example: the gradients of regularizers
-            and other losses that belong to no example. None for a weight without. So the variance
-            of an example's gradient is about `mean_square - (mean - penalty)^2`.
+            and other losses that belong to no example. None for a weight without such
+            losses. The variance of an example's gradient is about
+            `mean_square - (mean - penalty)^2`.
     """
 
     mean: list[tf.Tensor]
@@ -65,32 +66,32 @@ def moments(
     weights are computed example by example. `Moments.methods` names the method.
 
     The loss of an example is the mean of the loss object's values over its unmasked positions,
-    times the sample weights, for any reduction of the object. Losses from `add_loss` of shape `[B]`
-    are added to the examples' losses, times B, because Keras adds their sum to the mean.
-    Regularizers and other scalars are added to `mean`, and left out of `mean_square`.
+    times the sample weights. The reduction of the loss object has no effect. Losses from `add_loss`
+    of shape `[B]` are added to the examples' losses, times B, because Keras adds their sum to the
+    mean. Regularizers and other scalars are added to `mean`, and left out of `mean_square`.
 
     Args:
         model: Any Keras model.
         x: Inputs of the model, tensors or arrays in any nest, with the examples on the first axis.
-            From a `tf.data.Dataset`, one batch.
+            Of a `tf.data.Dataset`, pass one batch.
         y: Targets. For several outputs, in the outputs' structure.
         loss: Keras loss of any reduction, its name, or a function `(y_true, y_pred)` that returns
             values of shape `[B]` or `[B, ...]`. For several outputs, one for all, or a list or
             dict.
         sample_weight: Weights of shape `[B]` or `[B, ...]`. For several outputs, one for all, or a
-            list or dict. A list of numbers is an array. Default None.
+            list or dict. A list of numbers counts as one array. Default None.
         training: bool. Training flag of the model's call. With weight dropout, the layers draw once
-            for the batch, and count it as a training call. Default False.
+            for the batch, and count one training call. Default False.
         chunk_size: int. Number of examples that are in memory at a time. The result does not depend
             on it, except with dropout on activations, which draws for each chunk. Default None, for
             all.
         loss_weights: Factors of several outputs' losses, as a list or dict. Default None.
 
     Returns:
-        `Moments` with the weights' shapes, in float32 (float64 for float64 weights). In a replica's
-        context of a `tf.distribute` strategy, over the batch of all replicas. A `tf.function` may
-        not know the batch's size. There an empty batch has moments of zero, and adds nothing to
-        other replicas' moments.
+        `Moments` with the weights' shapes, in float32 (float64 for float64 weights). In a replica
+        context of `tf.distribute`, the moments are over the batch of all replicas. If the batch
+        size is unknown in a `tf.function`, an empty batch has moments of zero. It adds nothing to
+        the moments of other replicas.
 
     Raises:
         ValueError: Before any computation: for BatchNormalization in training, whose examples
@@ -104,13 +105,13 @@ def moments(
         >>> model.set_weights([tf.ones([2, 1])])
         >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
         >>> found = gradients.moments(model, x, y, "mse")
-        >>> found.mean[0].numpy().T  # of 2 (x w - y) x = (2, 0) and (2, 4)
+        >>> found.mean[0].numpy().T  # mean of 2 (x w - y) x = (2, 0), (2, 4)
         array([[2., 2.]], dtype=float32)
         >>> found.mean_square[0].numpy().T
         array([[4., 8.]], dtype=float32)
 
-    References: Dangel et al., "BackPACK: Packing more into Backprop" (2020), whose
-    `sum_grad_squared` this is, there a sum for a loss that is divided by B.
+    References: Dangel et al., "BackPACK: Packing more into Backprop" (2020). Its
+    `sum_grad_squared` is the same quantity as a sum, for a loss that is divided by B.
     """
     return _moments(
         model, x, y, loss, sample_weight, training, chunk_size, loss_weights=loss_weights
@@ -134,7 +135,7 @@ def _moments(
     data = given.never_empty()
     argument_checks.build(model, data.x)
     argument_checks.batch_normalization(model, bool(training))
-    reference_weights.copy_due_references(model, bool(training))  # before other weights are tried
+    reference_weights.copy_due_references(model, bool(training))  # before trials replace weights
     found = independence_report.report(model, data, bool(training))
     computation = BatchMoments(model, losses, data, bool(training), found)
     parts = computation.means(chunk_size)
@@ -152,7 +153,7 @@ def _moments(
 
 
 def _sum(one: tf.Tensor | None, two: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns the sum of two gradients, of which each may be missing."""
+    """Returns the sum of two gradients. Each of them may be None."""
     if one is None or two is None:
         return two if one is None else one
     return one + two
@@ -163,7 +164,7 @@ def _unless_empty(moment: tf.Tensor | None, batch: tf.Tensor) -> tf.Tensor | Non
 
 
 def _over_replicas(parts: Parts, batch: int | tf.Tensor) -> tuple[Parts, int | tf.Tensor]:
-    """Returns the means over all replicas' examples, in a replica's context."""
+    """Returns the means over the examples of all replicas, in a replica context."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return parts, batch

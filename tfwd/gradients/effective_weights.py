@@ -1,7 +1,7 @@
-"""The effective weights of tfwd's layers, drawn once for all passes of one computation.
+"""Effective weights of tfwd's layers, drawn once for all passes of one computation.
 
-Chunks of a batch, and examples that are computed one by one, must use the same mask, because weight
-dropout draws one mask for the batch. So a layer draws in its first call, and later calls use the
+Weight dropout draws one mask for the batch. All chunks of the batch, and examples that are computed
+one by one, must therefore use the same mask. A layer draws in the first pass. Later passes use the
 same draw.
 """
 
@@ -32,15 +32,15 @@ class Perturbations:
         self._calls: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Begins another pass, in which each layer's next call counts as its first."""
+        """Starts another pass. The next call of each layer is its first call in this pass."""
         self._calls = {}
 
     def state(self, owner: Any, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the seed and the number of the next call of parametrizations in place.
+        """Returns the seed and the number of the next call, for parametrizations in place.
 
         Args:
             owner: Parametrizations in place.
-            draw: Function that takes a new number.
+            draw: Function that draws a new number.
         """
         index = self._calls.get(id(owner), 0)
         self._calls[id(owner)] = index + 1
@@ -54,8 +54,9 @@ class Perturbations:
 
         Args:
             layer: Layer of tfwd, in training.
-            differentiable: bool. Computes them again, so that an outer tape records their
-                computation from the raw weights. The values are the same. Default False.
+            differentiable: bool. Computes the effective weights again, so that an outer tape
+                records their computation from the raw weights. The values are the same. Default
+                False.
         """
         index = self._calls.get(id(layer), 0)
         self._calls[id(layer)] = index + 1
@@ -73,9 +74,10 @@ class Perturbations:
 def plain_call(
     owner: type, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
-    """Returns the layer's training call without its own perturbation, or None if it is unknown.
+    """Returns the layer's training call without its own perturbation.
 
-    If the layer is not in training, its own call runs.
+    Returns None if the layer is not in training, or if this call is unknown. The layer's own call
+    must then run.
     """
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     training = training_flag.standardize({**given, **given.get("kwargs", {})}.get("training"))

@@ -1,9 +1,9 @@
-"""Computes weights without a rule, from the gradient of one example after the other.
+"""Computes the moments of weights without a rule, from the gradients of single examples.
 
 If nothing in the model is random, the model runs on each example alone: with `tf.vectorized_map` if
-that works, else in a loop. If something is random, such as dropout on activations, a single example
-would get another mask than in the batch. Then the batch runs forward once, and backward once per
-example, which costs more.
+possible, otherwise in a loop. If something is random, such as dropout on activations, an example
+alone would get another mask than in the batch. The batch then runs forward once, and backward once
+per example, which costs more.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from tfwd._graph import private_graph_apis
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients.block_sums import sum_over_blocks
 
-# Size in bytes of the gradients that vectorized_map computes at once. It needs several times that.
+# Size in bytes of the gradients that vectorized_map computes at once. It needs several times as
+# much memory.
 MAP_BYTES = 16 << 20
 
-# Operations whose result of vectorized_map fails when it runs. The gradient of a loop stores its
-# steps in lists. A batched product becomes a broadcasting one. In TensorFlow 2.21 with oneDNN that
-# product writes past its result and ends the process.
+# Operations that vectorized_map converts to operations that fail at run time. The gradient of a
+# loop stores its steps in lists. A batched product becomes a broadcasting product. In TensorFlow
+# 2.21 with oneDNN, this product writes past its result and ends the process.
 FAILING = {"While", "StatelessWhile", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
 Sums = tuple[tf.Tensor, ...]  # all sum_b g_b, then all sum_b g_b^2
@@ -36,7 +37,7 @@ def one_by_one(
     variables: list[keras.Variable],
     batch: int | tf.Tensor,
 ) -> tuple[str, Sums]:
-    """Computes each example alone.
+    """Computes the sums from each example alone.
 
     Args:
         losses: Function from an example's number to its loss, a scalar.
@@ -84,7 +85,7 @@ def one_by_one(
 def backward_each(
     losses: tf.Tensor, tape: tf.GradientTape, variables: list[keras.Variable]
 ) -> tuple[str, Sums]:
-    """Computes one backward pass per example's loss, after one forward pass.
+    """Computes the sums with one backward pass per example, after one forward pass.
 
     Args:
         losses: `[B]`.

@@ -5,8 +5,8 @@ masks `m` and sample weights `w`:
 
     l_b = sum_p m_bp w_bp v_bp / sum_p m_bp
 
-A Keras loss with an average ("sum_over_batch_size") returns the same for the example alone. The
-losses of several outputs are summed.
+A Keras loss with the reduction "sum_over_batch_size" returns the same value for the example alone.
+The losses of several outputs are summed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tfwd._keras import call_interception
 
 
 class OutputLoss(NamedTuple):
-    """The loss of one output.
+    """Loss of one output.
 
     Attributes:
         name: Name of the output, for messages.
         loss: Keras loss.
-        weight: Factor of its losses.
+        weight: Factor of the output's losses.
     """
 
     name: str
@@ -44,7 +44,8 @@ class Losses:
             loss.
         weights: Factors of several outputs' losses, as a list or dict in their structure. Default
             None.
-        names: Keras's names of the outputs, for dicts if the outputs are a list. Default None.
+        names: Keras's names of the outputs. Needed for dicts, if the outputs are a list. Default
+            None.
 
     Raises:
         ValueError: If `loss` is none of these, or if a loss overrides `__call__`.
@@ -181,7 +182,7 @@ def _of_output(
 
 
 def _aligned(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns both with one rank, so that weights with fewer axes broadcast along the last ones."""
+    """Returns both with equal ranks, so that weights broadcast along the last axes."""
     values, weights = call_interception.to_same_rank(values, weights)
     rank = max(values.shape.rank, weights.shape.rank)
     for _ in range(rank - weights.shape.rank):

@@ -52,9 +52,9 @@ class PerExampleGradient:
         raise NotImplementedError
 
     def folded(self, batch: int | tf.Tensor) -> PerExampleGradient:
-        """Returns the gradients of `batch` examples, where several rows are of one example.
+        """Returns the gradients of `batch` examples, if several rows belong to one example.
 
-        They are summed: `g_b` is the sum of the rows of example `b`.
+        `g_b` is the sum of the rows of example `b`.
         """
         return Materialized(self.gradients()).folded(batch)
 
@@ -64,7 +64,7 @@ class PerExampleGradient:
 
 
 class Materialized(PerExampleGradient):
-    """The gradients themselves, for weights that are small compared with the activations.
+    """Stored gradients, for weights that are small compared with the activations.
 
     Args:
         gradients: `[B, *shape]`.
@@ -98,16 +98,17 @@ class OuterProduct(PerExampleGradient):
         d: `[B, P, O]`, `[B, O]` or `[B, P, G, O]`. Gradient of the product's result.
         arrange: Function from `[n, I, O]`, or `[n, G, I, O]`, to `[n, *weight's shape]`. Default
             None, for the identity.
-        layout: Hashable key. Arrangements with equal layouts do the same. Default None, for none.
+        layout: Hashable key. With equal layouts, `arrange` must do the same. Default None.
 
     With one position the squares are one more product, `sum_b (x_b^2) (d_b^2)^T`. With few
     positions they are a product over pairs of positions:
     `(sum_p x_p d_p)^2 = sum_pq (x_p x_q) (d_p d_q)`. With more positions it is cheaper to compute
     the gradients of a block of examples and square them.
 
-    If the positions of an example cancel, the pairs cancel much more. The squares then have an
-    error of up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four positions of inputs
-    `300 + N(0, 1)`, of which only differences matter, this is 1e-3 to 3e-3 of the result.
+    If the terms of an example's positions cancel, the terms of the pairs cancel much more. The
+    squares then have an error of up to about `1e-7 (sum_p |x_p d_p|)^2` in float32. With four
+    positions of inputs `300 + N(0, 1)`, of which only differences matter, the error is 1e-3 to 3e-3
+    of the result.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class OuterProduct(PerExampleGradient):
     def _scaled(self, x: tf.Tensor, d: tf.Tensor, scale: Scale) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the factors of the product, with the scale on the smaller one.
 
-        The smaller factor is mostly smaller than the product.
+        The smaller factor is usually smaller than the product.
         """
         if x.shape[-1] < d.shape[-1]:
             return scaled(x, scale), d
@@ -169,11 +170,11 @@ class OuterProduct(PerExampleGradient):
         first = [p for p in range(positions) for _ in range(p, positions)]
         second = [q for p in range(positions) for q in range(p, positions)]
         # Each pair of two different positions represents both orders.
-        often = tf.constant([1.0 if p == q else 2.0 for p, q in zip(first, second, strict=True)])
-        often = tf.reshape(tf.cast(often, self.x.dtype), [-1, *[1] * (self.x.shape.rank - 2)])
-        x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * often
+        counts = tf.constant([1.0 if p == q else 2.0 for p, q in zip(first, second, strict=True)])
+        counts = tf.reshape(tf.cast(counts, self.x.dtype), [-1, *[1] * (self.x.shape.rank - 2)])
+        x = tf.gather(self.x, first, axis=1) * tf.gather(self.x, second, axis=1) * counts
         d = tf.gather(self.d, first, axis=1) * tf.gather(self.d, second, axis=1)
-        # A sum with terms of both signs can be negative by a rounding error.
+        # A sum with terms of both signs can be negative because of rounding errors.
         return tf.maximum(_product(*self._scaled(x, d, scale)), 0)
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from tfwd.gradients.statistics import Record, average
 
-# The number of weights with a colour and a name: as many as there are distinguishable colours.
+# The number of weights with a color and a name: the number of colors that a reader can distinguish.
 NAMED = 10
 OTHERS = "#bbbbbb"
-# The number of points of a line, as many as are distinguishable.
+# The largest number of points of a line that a reader can distinguish.
 POINTS = 200
 # As shares of a panel's height: a row of marks, and the free space at an edge.
 ROW, EDGE = 0.018, 0.03
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 def write_plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
     """Draws the statistics over the steps: the model's above, each weight's below.
 
-    If there are more than ten weights, the ten with the largest mean of squares have a colour and a
+    If there are more than ten weights, the ten with the largest mean of squares have a color and a
     name. The others are thin grey lines. More than 200 records are grouped and averaged with
     `tfwd.gradients.statistics.average`.
 
@@ -49,12 +49,12 @@ def write_plot(records: Sequence[Record], path: str | os.PathLike[str]) -> None:
         path: path of the file. Its suffix determines the format.
 
     Raises:
-        ValueError: there are no records.
+        ValueError: If there are no records.
     """
     if not records:
-        raise ValueError("write_plot() needs at least one record")
+        raise ValueError("records is empty: write_plot() needs at least one record")
     records = _grouped(records)
-    # Needs no display. Imported here, because it is slow.
+    # It needs no display. The import is here, because it is slow.
     figure = importlib.import_module("matplotlib.figure").Figure((11, 8), layout="constrained")
     (means, noise), (squares, ratios) = figure.subplots(2, 2)
     steps = [record["step"] for record in records]
@@ -97,7 +97,7 @@ def _grouped(records: Sequence[Record]) -> Sequence[Record]:
 
 
 def _styles(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Returns how each weight is drawn, by its path. Named weights come last, above the others."""
+    """Returns the style of each weight, by its path. Named weights come last, so on top."""
     size = {path: 0.0 for path in records[0]["variables"]}
     for record in records:
         for path, values in record["variables"].items():
@@ -136,7 +136,7 @@ def _panel(axis: Any, steps: list[int], lines: list[Line]) -> set[tuple[str, str
 
 def _mark(axis: Any, steps: list[int], lines: list[Line], mark: tuple[str, str], found: Any) -> int:
     """Marks the steps whose value passes a test. Returns the number of rows of marks."""
-    rows: dict[str, tuple[set[int], dict[str, Any]]] = {}  # by colour; grey lines share one
+    rows: dict[str, tuple[set[int], dict[str, Any]]] = {}  # by color; all grey lines share one row
     for values, style in lines:
         there = {step for step, value in zip(steps, values, strict=True) if found(value)}
         if there:
@@ -174,8 +174,8 @@ def _limits(axis: Any, values: list[float], below: float, above: float) -> None:
         ticks = [10.0**power for power in powers[:: 1 + len(powers) // 10]]
     span = math.log(high / low) / (1 - below - above)
     axis.set_ylim(low * math.exp(-below * span), high * math.exp(above * span))
-    there = [tick for tick in ticks if low <= tick <= high]  # and no tick among the marks
-    axis.yaxis.set_major_locator(ticker.FixedLocator(there))
+    shown = [tick for tick in ticks if low <= tick <= high]  # no tick is among the marks
+    axis.yaxis.set_major_locator(ticker.FixedLocator(shown))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
 
 

@@ -1,9 +1,9 @@
 """`Pass`: a forward pass that records every use of every weight; `Call`: an argument of rules.
 
-A layer with a rule is run by the rule. The rule reads the weights with the gradient stopped, so
-that the tape computes no gradient of a weight. It marks probes: tensors whose gradients are needed.
-All other reads of a weight are detected: by a layer without a rule, by a model's own code, or
-without Keras. Such a weight is computed example by example.
+If a layer has a rule, the rule runs instead of the layer. The rule reads the weights with the
+gradient stopped, so that the tape computes no gradient of a weight. It marks probes: tensors whose
+gradients are needed. All other reads of a weight are detected: by a layer without a rule, by custom
+code of the model, or without Keras. The moments of such a weight are computed example by example.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Use(NamedTuple):
 
 
 class Pass:
-    """A forward pass that records uses of weights. Its tape must be open around `run`.
+    """Forward pass that records uses of weights. Its tape must be open around `run`.
 
     Args:
         model: Built Keras model.
@@ -60,14 +60,14 @@ class Pass:
         uses: dict from a weight's id to its uses.
         general: Ids of weights that no rule can cover.
         losses: Losses from `add_loss`.
-        before: Variables that were updated, except the draws of tfwd's layers. An example is the
-            state of a dropout's generator. A dict from an id to the variable and its earlier value.
-        scalars: bool. There are losses that belong to no example.
-        draws: Draws of layers that no variable shows to Keras.
+        before: dict from an id to a variable and its earlier value. It has the updated variables,
+            except the draws of tfwd's layers. An example is the state of a dropout's generator.
+        scalars: bool. True if there are losses that belong to no example.
+        draws: Draws of layers whose random state is not a variable.
         probes: Probes in the order of their numbers.
         numbers: Numbers of the probes, by their ids.
-        inside: bool. A weight was read in a function that was traced during the pass. There the
-            weights are not replaced, because the function may exist longer than the pass.
+        inside: bool. True if a weight was read in a function that was traced during the pass. There
+            the weights are not replaced, because the function may exist longer than the pass.
     """
 
     def __init__(
@@ -192,11 +192,11 @@ class Pass:
         return result
 
     def state(self, owner: InPlace, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the number of a call of parametrizations in place, the same in every pass."""
+        """Returns the number of a call of parametrizations in place. It is equal in all passes."""
         return self.perturbations.state(owner, draw)
 
     def call(self, link: Link, plain: Callable[[], Any]) -> Any:
-        """Runs a layer that is parametrized in place on its effective weights of this pass."""
+        """Runs a layer that is parametrized in place, on its effective weights of this pass."""
         return self._perturbed(link, plain)
 
     def _perturbed(self, layer: WeightPerturbationMixin, plain: Callable[[], Any]) -> Any:
@@ -206,13 +206,13 @@ class Pass:
         given, before = [], dict(self._scales)
         for variable, value, scale in found:
             key = id(variable)
-            if key in before:  # an outer layer has already applied the whole chain
+            if key in before:  # an outer layer has already applied all parametrizations
                 continue
             given.append((variable, value))
             self._scales[key] = scale
             if scale is None:
                 self.general.add(key)
-        # A weight of a parametrization, such as a gain, was read above.
+        # The weights of a parametrization, such as a gain, were read above.
         inside = [x for x in _keras.layers.all_layers(layer._owner()) if isinstance(x, Gains)]
         self.general.update(id(weight) for gains in inside for weight in gains.weights)
         try:
@@ -232,7 +232,7 @@ class Pass:
 
 
 class Call:
-    """The second argument of a rule, beside the layer and the arguments of its call."""
+    """Second argument of a rule: reads weights, and declares their per-example gradients."""
 
     def __init__(
         self, recorder: Pass, layer: keras.Layer, method: str, original: Callable[..., Any]
@@ -263,7 +263,7 @@ class Call:
         probes: tf.Tensor | tuple[tf.Tensor, ...],
         term: Callable[..., PerExampleGradient],
     ) -> None:
-        """Declares the per-example gradients of a weight by this use.
+        """Declares the per-example gradients of a weight in this use.
 
         Args:
             variable: Weight. None and untrained variables are ignored.
@@ -278,15 +278,16 @@ class Call:
         key = id(None if variable is None else _keras.variables.original(variable))
         if key not in self._pass.variables:
             return
-        wanted = probes if isinstance(probes, tuple) else (probes,)
+        marked = probes if isinstance(probes, tuple) else (probes,)
         numbers = self._pass.numbers
-        if not all(id(probe) in numbers for probe in wanted):
+        if not all(id(probe) in numbers for probe in marked):
             raise ValueError(
-                f"the rule '{self._method}' of layer '{self._layer.name}' passes call.use a tensor "
-                f"for the weight '{_keras.variables.path(variable)}' that call.probe did not "
-                "return: compute with the result of call.probe, and pass it to call.use"
+                f"the rule '{self._method}' of layer '{self._layer.name}' passes a tensor to "
+                f"call.use for the weight '{_keras.variables.path(variable)}', but call.probe "
+                "did not return this tensor: compute with the result of call.probe, and pass it "
+                "to call.use"
             )
-        found = tuple(numbers[id(probe)] for probe in wanted)
+        found = tuple(numbers[id(probe)] for probe in marked)
         self.uses.append((key, Use(self._method, found, term, self._pass._scales.get(key))))
 
     def original(

@@ -2,13 +2,14 @@
 
     (sum_u g_ub)^2 = sum_u g_ub^2 + 2 sum_{u<v} g_ub g_vb
 
-Uses of one form become one use with more positions. The remaining uses are summed example by
-example. An exception is a sum of rows: its products with other uses are needed only at its own
-rows. So an embedding tied to a softmax costs no more than two separate layers.
+Uses of the same form are merged into one use with more positions. The gradients of the remaining
+uses are summed example by example. A sum of rows is an exception: its products with other uses are
+needed only at its own rows. An embedding tied to a softmax therefore costs no more than two
+separate layers.
 
 A weight that is used through a parametrization has the gradient `scale * g`. `scale` is the
-derivative of the effective weight, for example mask/keep for dropout. It is the same for all
-examples, so the moments are multiplied by it and by its square.
+derivative of the effective weight, for example mask/keep for dropout. The scale is the same for all
+examples. The first moment is multiplied by the scale, and the second moment by its square.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfwd.gradients.gradient_forms import OuterProduct, PerExampleGradient, Scal
 
 
 class Scaled(NamedTuple):
-    """The per-example gradients of one use, and their factor (None for 1)."""
+    """Per-example gradients of one use, and their factor (None for 1)."""
 
     term: PerExampleGradient
     scale: tf.Tensor | None
@@ -64,7 +65,7 @@ def total(uses: Sequence[Scaled], by: Scale = 1.0) -> tf.Tensor:
 
 
 def _merged(terms: list[PerExampleGradient]) -> list[PerExampleGradient]:
-    """Merges terms of one sum to at most one sum of rows and at most one other term."""
+    """Merges the terms of one sum into at most one sum of rows and at most one other term."""
     rows = [term for term in terms if isinstance(term, Rows)]
     outers = [term for term in terms if isinstance(term, OuterProduct)]
     others = [term for term in terms if not isinstance(term, (Rows, OuterProduct))]
@@ -87,7 +88,7 @@ def _merged(terms: list[PerExampleGradient]) -> list[PerExampleGradient]:
 
 
 class Sum(PerExampleGradient):
-    """The sum of several terms, example by example."""
+    """Sum of several terms, example by example."""
 
     def __init__(self, terms: Sequence[PerExampleGradient]) -> None:
         self.terms = list(terms)
@@ -110,8 +111,8 @@ def _cross(one: PerExampleGradient, two: PerExampleGradient) -> tf.Tensor:
     if isinstance(two, Rows) and _is_plain(one):
         outers = one.terms if isinstance(one, Sum) else [one]
         ids, sums = two.summed()
-        there = tf.add_n([_at_rows(outer, ids) for outer in outers])
-        return scatter(ids, sums * there, two.rows)
+        at_rows = tf.add_n([_at_rows(outer, ids) for outer in outers])
+        return scatter(ids, sums * at_rows, two.rows)
     return blockwise([one, two], lambda g, h: (tf.reduce_sum(g * h, 0),))[0]
 
 

@@ -1,22 +1,24 @@
 """Noise scale and signal-to-noise ratio of the gradient, estimated from the two moments.
 
-For a weight `w` with entries `i`, from `m_i = E[g_i]` and `s_i = E[g_i^2]` over a batch of `B`, and
-`r_i`, the part of `m_i` that is the same for every example (regularizers):
+The estimates are for a weight `w` with entries `i`, and a batch of `B` examples. They need
+`m_i = E[g_i]` and `s_i = E[g_i^2]` over the batch, and `r_i`. `r_i` is the part of `m_i` that is
+the same for every example (regularizers):
 
     variance   V = B/(B-1) sum_i (s_i - (m_i - r_i)^2)    trace of an example's covariance
     signal     G = sum_i m_i^2 - V/B                      squared norm of the true gradient
     noise scale  V / G        signal-to-noise ratio  G / V
 
-The noise scale is about the batch size above which larger batches are not worth it. `V` and `G` are
+The noise scale is about the batch size above which larger batches bring little. `V` and `G` are
 unbiased: their means over batches approach the true values. `V/G` is biased, and the mean of such
 ratios is meaningless. The `G` of one batch varies by up to `sqrt(2) V/B`, even if the true gradient
-is zero, and can be negative. So over several batches the noise scale is `mean(V) / mean(G)`. Only a
-negative mean is replaced by zero. The noise scale is then infinite: the gradient is too noisy.
+is zero. It can be negative. Over several batches, the noise scale is therefore `mean(V) / mean(G)`.
+Only a negative mean is replaced by zero. The noise scale is then infinite: the gradient is too
+noisy.
 
 Reference: McCandlish et al., "An Empirical Model of Large-Batch Training" (2018), appendix A.1.
-With a single example as the small batch, and all `B` as the large one, their estimators are the
-same: `(B sum m^2 - sum s) / (B-1)` of the signal, and `(sum s - sum m^2) / (1 - 1/B)` of the
-variance. They also average both before the division, with a moving average over steps.
+Their estimators are the same if the small batch has one example and the large batch has `B`:
+`(B sum m^2 - sum s) / (B-1)` for the signal, and `(sum s - sum m^2) / (1 - 1/B)` for the variance.
+They also average both estimates before the division, with a moving average over steps.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ def describe(sums: Any, paths: Sequence[str], sizes: Sequence[int], batch_size: 
     Returns:
         A dict with `squared_mean` and `square_of_mean` (averaged over the entries), `variance` and
         `signal` (V and G, summed over the entries; G can be negative), `noise_scale` and
-        `signal_to_noise`. `variables` has the same by path. With one example the last four are
-        unknown, and NaN.
+        `signal_to_noise`. `variables` has a dict of the same statistics for each path. With one
+        example, `variance`, `signal`, `noise_scale` and `signal_to_noise` are unknown, and NaN.
 
     Example:
         >>> found = describe([[8.0], [4.0], [4.0]], ["w"], [2], batch_size=2)
@@ -92,11 +94,11 @@ def average(records: Sequence[Record]) -> Record:
 
     Args:
         records: Results of `describe` for each batch, or `GradientSquaredMean.records`; at least
-            one. Batches with one example contribute what is known of them.
+            one. A batch with one example contributes only to the first two means.
 
     Returns:
-        A dict as from `describe`: the means of the first four, `noise_scale = mean(V) / mean(G)`,
-        and `signal_to_noise = mean(G) / mean(V)`.
+        A dict as from `describe`: the means of `squared_mean`, `square_of_mean`, `variance` and
+        `signal`, `noise_scale = mean(V) / mean(G)`, and `signal_to_noise = mean(G) / mean(V)`.
 
     Raises:
         ValueError: If there are no records.
@@ -108,7 +110,7 @@ def average(records: Sequence[Record]) -> Record:
         3.0
     """
     if not records:
-        raise ValueError("average() needs at least one record")
+        raise ValueError("records is empty: average() needs at least one record")
     record = _average(records)
     record["variables"] = {
         path: _average([record["variables"][path] for record in records])
@@ -125,7 +127,7 @@ def _estimates(sums: np.ndarray, size: int, batch_size: int) -> Record:
     squares, means, own = (float(value) for value in sums)
     variance = signal = math.nan
     if batch_size > 1:
-        # Negative only by rounding.
+        # The difference is negative only because of rounding.
         variance = max(squares - own, 0.0) * batch_size / (batch_size - 1)
         signal = means - variance / batch_size
     return _with_ratios([squares / size, means / size, variance, signal])

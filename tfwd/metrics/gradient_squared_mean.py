@@ -14,14 +14,14 @@ from tfwd.gradients import Moments
 
 @keras.saving.register_keras_serializable("tfwd")
 class GradientSquaredMean(keras.metrics.Metric):
-    """A Keras metric: the mean of squared per-example gradients over all weights and steps.
+    """Keras metric: the mean of squared per-example gradients over all weights and steps.
 
     Formula: `sum_t B_t mean_i(s_ti) / sum_t B_t`. `s_t` is the `mean_square` of step `t`, and
     `B_t` is its batch size, so every example counts once.
 
     Args:
-        variables: The weights, in the order of the moments: Keras variables
-            (`model.trainable_variables`), or pairs of a path and a number of entries.
+        variables: list. The weights, in the order of the moments. Each is a Keras variable, as in
+            `model.trainable_variables`, or a pair of a path and a number of entries.
         name, dtype: As for any metric. The sums are stored in float32, or in `dtype` if it is
             wider.
 
@@ -36,7 +36,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         >>> metric = metrics.GradientSquaredMean(model.trainable_variables)
         >>> x, y = tf.constant([[1.0, 0.0], [1.0, 2.0]]), tf.constant([[0.0], [2.0]])
         >>> metric.update_state(gradients.moments(model, x, y, "mse"))
-        >>> float(metric.result())  # of 4 and 8
+        >>> float(metric.result())  # mean of 4 and 8
         6.0
         >>> [float(value) for value in metric.by_variable().values()]  # by their paths
         [6.0]
@@ -58,7 +58,9 @@ class GradientSquaredMean(keras.metrics.Metric):
             self.paths.append(str(path))
             self.sizes.append(int(size))
         if not self.paths:
-            raise ValueError("GradientSquaredMean needs weights: pass model.trainable_variables")
+            raise ValueError(
+                "GradientSquaredMean: variables is empty: pass model.trainable_variables"
+            )
         dtype = keras.backend.floatx()
         self.total = self.add_weight(
             name="total", shape=(len(self.paths),), initializer="zeros", dtype=dtype
@@ -75,8 +77,8 @@ class GradientSquaredMean(keras.metrics.Metric):
 
         Args:
             moments: Result of `tfwd.gradients.moments`.
-            *args, **kwargs: `sample_weight`, a factor for the weight of the step, which is its
-                batch size.
+            *args, **kwargs: `sample_weight`: float. A factor. The weight of the step is
+                `sample_weight * batch_size`. Default None, for 1.
 
         Raises:
             ValueError: If `moments` has another type, or belongs to other weights.
@@ -86,7 +88,7 @@ class GradientSquaredMean(keras.metrics.Metric):
             raise ValueError(
                 f"metric '{self.name}' expects the result of tfwd.gradients.moments, got "
                 f"{type(moments).__name__}. It cannot be used in compile(metrics=[...]): to "
-                "measure in fit, remove it there and use "
+                "measure in fit, remove it from compile and use "
                 "fit(callbacks=[tfwd.callbacks.GradientSquaredMean()])"
             )
         self._add(moments, *args, **kwargs)
@@ -97,9 +99,10 @@ class GradientSquaredMean(keras.metrics.Metric):
         if sizes != self.sizes:
             raise ValueError(
                 f"metric '{self.name}' was made for {len(self.sizes)} weights with {self.sizes} "
-                f"entries, got moments of {len(sizes)} weights with the shapes {shapes}"
+                f"entries, got moments of {len(sizes)} weights with the shapes {shapes}: pass the "
+                "moments of the same weights"
             )
-        dtype = self.total.dtype  # wider than the metric's dtype, if that is narrow
+        dtype = self.total.dtype  # may be wider than the metric's dtype
         means = [tf.reduce_mean(tf.cast(s, dtype)) for s in moments.mean_square]
         weight = tf.cast(moments.batch_size, dtype)
         if sample_weight is not None:
@@ -112,7 +115,7 @@ class GradientSquaredMean(keras.metrics.Metric):
         return tf.reduce_sum(self._means() * self.sizes) / float(sum(self.sizes))
 
     def by_variable(self) -> dict[str, tf.Tensor]:
-        """Returns the mean over each weight's entries, by its path."""
+        """Returns the mean over the entries of each weight, by the weight's path."""
         return dict(zip(self.paths, tf.unstack(self._means()), strict=True))
 
     def _means(self) -> tf.Tensor:

@@ -16,26 +16,28 @@ from tfwd.gradients.batch_data import Data
 
 
 def batches_of(x: Any, batch_size: Any) -> tuple[Iterator[Any], int | None]:
-    """Returns an iterator over batches of inputs, and their number if it is known."""
+    """Returns an iterator over batches of inputs, and the number of batches if it is known."""
     if isinstance(x, (tf.data.Dataset, _keras.layers.Datasets)):
         if batch_size is not None:
             raise ValueError(
                 f"batch_size={batch_size!r}: expected None, because a {type(x).__name__} yields "
-                "batches itself. Use dataset.batch(size) to make them"
+                "batches. Set the batch size in the dataset, as with dataset.batch(size)"
             )
         return (_inputs(batch) for batch in _each(x)), _length(x)
     if isinstance(x, Iterator):
         raise ValueError(
-            f"x is a {type(x).__name__}: expected arrays or a dataset. Make one with "
+            f"x is a {type(x).__name__}: expected arrays or a dataset. Make a dataset with "
             "tf.data.Dataset.from_generator"
         )
-    size = 32 if batch_size is None else positive("batch_size", batch_size, "examples of a batch")
+    size = 32
+    if batch_size is not None:
+        size = positive("batch_size", batch_size, "number of examples in a batch")
     if any(t is not None and 0 in np.shape(t)[:1] for t in tf.nest.flatten(x)):
-        raise ValueError("x has no examples: its first axis is empty")
+        raise ValueError("x has no examples: its first axis has size 0. Pass at least one example")
     data = Data.of(x, None, None)
     if any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(data.x)):
         raise ValueError(
-            "x has a SparseTensor, which cannot be divided into batches: pass a dataset, as "
+            "x has a SparseTensor, which tfwd cannot divide into batches: pass a dataset, as "
             "tf.data.Dataset.from_tensor_slices(x).batch(size)"
         )
     count = int(data.size)
@@ -54,32 +56,32 @@ def _length(dataset: Any) -> int | None:
     """Returns the number of batches, or None if it is not known.
 
     Raises:
-        ValueError: If it is infinite.
+        ValueError: If the dataset is infinite.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return len(dataset)
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("x is an infinite dataset: take a part of it, as dataset.take(100)")
+        raise ValueError("x is an infinite dataset: pass a finite part, as dataset.take(100)")
     return None if length < 0 else length
 
 
 def _inputs(batch: Any) -> Any:
-    """Returns the inputs of a batch of a dataset, as tensors. Targets and weights are dropped."""
+    """Returns the inputs of a dataset's batch as tensors, without targets and sample weights."""
     x = keras.utils.unpack_x_y_sample_weight(batch)[0]
     return Data.of(x, None, None).x
 
 
-def positive(name: str, value: Any, what: str) -> int:
+def positive(name: str, value: Any, meaning: str) -> int:
     """Returns an argument as an int.
 
     Raises:
-        ValueError: If it is not an integer of at least 1.
+        ValueError: If the argument is not an integer of at least 1.
     """
     try:
         number = 0 if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = 0
     if number < 1:
-        raise ValueError(f"{name}={value!r}: expected an integer of at least 1, the {what}")
+        raise ValueError(f"{name}={value!r}: expected an integer of at least 1, the {meaning}")
     return number

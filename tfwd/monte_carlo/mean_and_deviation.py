@@ -12,7 +12,7 @@ class Sums:
     """Means and sums of squares of one batch, by Welford's method.
 
     Args:
-        keeps: bool. Also keeps all samples.
+        keeps: bool. Also stores all samples.
     """
 
     def __init__(self, keeps: bool) -> None:
@@ -32,9 +32,9 @@ class Sums:
         if self._keeps:
             self._kept.append(outputs)
         for y, mean, squares in zip(outputs, self._means, self._squares, strict=True):
-            before = y - mean  # in float64
-            mean += before / self._count
-            squares += before * (y - mean)
+            difference = y - mean  # in float64
+            mean += difference / self._count
+            squares += difference * (y - mean)
 
     def means(self) -> list[np.ndarray]:
         """Returns the mean of each output."""
@@ -56,7 +56,7 @@ def dense(output: Any) -> np.ndarray:
     """Returns an output as an array.
 
     Raises:
-        ValueError: If it is not a dense tensor of real numbers with examples.
+        ValueError: If the output is not a dense tensor of real numbers, or has no axis of examples.
     """
     kind = type(output).__name__
     if isinstance(output, tf.Tensor):
@@ -65,21 +65,21 @@ def dense(output: Any) -> np.ndarray:
             return output.numpy()
         kind = f"tensor of dtype {output.dtype.name} and shape {tuple(output.shape)}"
     raise ValueError(
-        f"the model returns a {kind}; samples need dense tensors of real numbers with the examples "
-        "on the first axis: predict with a model that returns such outputs"
+        f"the model returns a {kind}: expected dense tensors of real numbers, with the examples on "
+        "the first axis. Use a model that returns such outputs"
     )
 
 
 def concatenated(parts: tuple[np.ndarray, ...], axis: int) -> np.ndarray:
-    """Returns the whole of several batches.
+    """Concatenates the outputs of several batches.
 
     Raises:
-        ValueError: If the batches have other shapes than one another.
+        ValueError: If the outputs of the batches have different shapes.
     """
     shapes = {part.shape[axis + 1 :] for part in parts}
     if len(shapes) > 1:
         raise ValueError(
             f"the outputs of the batches differ in shape: {' and '.join(map(str, sorted(shapes)))} "
-            "for each example. Pad all batches of x to one length, or predict them one by one"
+            "for each example. Pad all batches of x to one length, or predict each batch separately"
         )
     return np.concatenate(parts, axis)

@@ -1,4 +1,4 @@
-"""A model as a traced function that predicts on the next effective weights."""
+"""Traces a model as a function that predicts with the next effective weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfwd.parametrizations.parametrized_layers import ParametrizedLayer
 
 
 class Sampled:
-    """A model that predicts on the effective weights of its next training calls.
+    """Model that predicts with the effective weights of its next training calls.
 
     Args:
         model: Model.
@@ -38,7 +38,7 @@ class Sampled:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores seeds, counters and references after the body."""
+        """Restores seeds, counters and references at the end of the `with` block."""
         before = [_held(state) for state in self._states]
         try:
             with reference_weights.borrowed(self._model):
@@ -48,7 +48,7 @@ class Sampled:
                 state.assign(value)
 
     def begin(self) -> None:
-        """Begins again with the first sample."""
+        """Resets the draws to the first sample."""
         for draws, value in zip(self._draws, self._first, strict=True):
             draws.state.assign(value)
 
@@ -56,38 +56,39 @@ class Sampled:
 def _states(model: Any, draws: list[SeedStream]) -> list[Any]:
     """Returns the seeds and counters of a model, each once.
 
-    Keras counts the states of its generators among `variables`, but not among `weights`.
+    Keras lists the states of its generators in `variables`, but not in `weights`.
     """
     weights = {id(v) for v in model.weights}
     states = [x.state for x in _keras.layers.all_layers(model) if isinstance(x, SeedStream)]
-    states += [one.state for one in draws]  # those in place are not layers of the model
+    # Draws of parametrizations in place are not layers of the model.
+    states += [stream.state for stream in draws]
     states += [v for v in model.variables if id(v) not in weights]
     return list({id(state): state for state in states}.values())
 
 
 class _Traced(NamedTuple):
-    """A model's function, and all that it was traced with."""
+    """Traced function of a model, with the flags and objects that it depends on."""
 
     function: Callable[[Any], Any]
     flags: list[bool]
     objects: list[weakref.ref[Any]]
 
     def fits(self, flags: list[bool], objects: list[Any]) -> bool:
-        """Returns True if a new function would be the same."""
+        """Returns True if tracing again would give the same function."""
         same = flags == self.flags and len(objects) == len(self.objects)
-        return same and all(held() is one for held, one in zip(self.objects, objects, strict=True))
+        return same and all(ref() is obj for ref, obj in zip(self.objects, objects, strict=True))
 
 
-# The function of each model's last call. It holds neither the model nor its layers.
+# The last traced function of each model. It has no strong reference to the model or its layers.
 _traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
 
 
 def _function(
     model: Any, training: bool, states: list[Any], found: list[Any]
 ) -> Callable[[Any], Any]:
-    """Returns the function from a batch to the outputs in the next sample.
+    """Returns the function that maps a batch to the outputs of the next sample.
 
-    It is the function of an earlier call, if the model still has the same layers.
+    Reuses the function of an earlier call if the layers, flags and states are the same.
 
     Args:
         model: Model.
@@ -105,12 +106,12 @@ def _function(
         return known.function
     forward = _forward(model, training, states)
     function = tf.function(forward, autograph=False, reduce_retracing=True)
-    _traced[model] = _Traced(function, flags, [weakref.ref(one) for one in objects])
+    _traced[model] = _Traced(function, flags, [weakref.ref(obj) for obj in objects])
     return function
 
 
 def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], Any]:
-    held = weakref.ref(model)
+    reference = weakref.ref(model)
     layers = _keras.layers.all_layers(model)
     normalizations = [type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)]
     flag = {"training": training} if _keras.layers.accepts_training(model) else {}
@@ -120,7 +121,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
         if training and normalizations:
             kinds = map(_keras.calls_of, normalizations)
             frozen = call_interception.intercepted(kinds, _in_evaluation)
-        run: Any = held()  # a strong reference would keep the model in its own function
+        run: Any = reference()  # a strong reference in the function would keep the model alive
         with (
             call_interception.Discarded(states),
             call_interception.users_code(),
@@ -135,7 +136,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
 def _in_evaluation(
     cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a layer as in evaluation, whichever training flag it gets."""
+    """Calls a layer with `training=False`, whatever training flag the model passes."""
     signature = inspect.signature(own)
     if "training" not in signature.parameters:
         return own(*args, **kwargs)

@@ -14,7 +14,7 @@ from tfwd.monte_carlo.mean_and_deviation import Sums, concatenated, dense
 from tfwd.monte_carlo.model_function import Sampled
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer, parametrized_layers
 
-# The counters of a model belong to the whole process.
+# All threads share the counters of a model. Predictions therefore run one at a time.
 _one_at_a_time = threading.RLock()
 
 
@@ -24,7 +24,7 @@ class PredictedSamples(NamedTuple):
     Attributes:
         mean: Mean over the samples, `[examples, ...]`.
         stddev: Standard deviation over the samples, `[examples, ...]`.
-        samples: All samples, `[n, examples, ...]`, or None if they were not asked for.
+        samples: All samples, `[n, examples, ...]`, or None without `return_samples`.
     """
 
     mean: Any
@@ -42,9 +42,9 @@ def predict_samples(
     return_samples: bool = False,
     verbose: int | str = "auto",
 ) -> PredictedSamples:
-    """Predicts with n draws of the parametrized weights, and returns their mean and deviation.
+    """Predicts with n draws of the parametrized weights. Returns the mean and the deviation.
 
-    Formula: with the effective weights `w_s` of the training calls that come next,
+    Formula: with the effective weights `w_s` of the next training calls,
 
         y_s = model(x; w_s)     mean = (1/n) sum_s y_s     stddev = sqrt((1/n) sum_s (y_s - mean)^2)
 
@@ -52,24 +52,24 @@ def predict_samples(
     size. Sample `s` uses `effective_weights(layer.calls + s)` of each wrapped layer. A layer that
     the model calls twice draws twice for each sample.
 
-    The model is not changed. Another thread must not train it meanwhile. Predictions of several
-    threads run one after the other.
+    The model is not changed. Do not train it in another thread during the prediction. Predictions
+    from several threads run one after the other.
 
-    After the prediction, the training-call counters have their former values, so training continues
-    with the same draws as without it. A second call returns the same samples. It needs a larger `n`
-    to see more draws. The samples change after more training calls, or with another `seed` of the
-    layers.
+    After the prediction, the training-call counters are restored. Training therefore continues with
+    the same draws as without the prediction. A second call returns the same samples. Use a larger
+    `n` to see more draws. The samples change after more training calls, or with another `seed` of
+    the layers.
 
     Args:
         model: Model or layer with parametrized weights: a result of `tfwd.parametrize`, or a model
-            that contains layers of `tfwd.layers`. It needs its weights.
+            that contains layers of `tfwd.layers`. It must be built.
         x: Inputs of the model: an array or a tensor, or a list, tuple or dict of arrays, with the
             examples on the first axis. Or a `tf.data.Dataset`, or Keras's `PyDataset`, that yields
             batches as for `predict`. The model is called on `x` itself. Its own `predict_step`
             and its preprocessing in `predict` are not used.
         n: int. Number of samples, at least 1.
-        batch_size: int. Number of examples in a batch. Default None, for 32. A dataset yields
-            batches, so it must be None there.
+        batch_size: int. Number of examples in a batch. Default None, for 32. Must be None for a
+            dataset, because a dataset yields batches.
         training: bool. Runs all other layers as in training too: `Dropout` and `LockedDropout`
             drop, which is the Monte Carlo dropout of Gal and Ghahramani. Exceptions:
             `BatchNormalization` uses its moving statistics, and no statistic or state changes. The
@@ -83,14 +83,14 @@ def predict_samples(
 
     Raises:
         ValueError: If no weight of the model has a stochastic parametrization; if the model has no
-            weights yet; if an argument is out of range; if `x` is empty or is not usable; if the
+            weights yet; if an argument is out of range; if `x` is empty or of a wrong type; if the
             outputs are not dense numbers, or if their shapes differ between batches.
         RuntimeError: Inside a `tf.function`.
 
-    The model is traced at most once for each shape of a batch. Later calls use the same function,
-    unless layers were added, removed, frozen or unfrozen, or `training` is another one. As in
-    Keras's `predict`, other attributes that are changed after tracing, such as the rate of a
-    `Dropout`, have no effect.
+    The model is traced at most once for each batch shape. Later calls use the same function. They
+    trace again only if layers were added, removed, frozen or unfrozen, or if `training` differs. As
+    in Keras's `predict`, changes of other attributes after tracing have no effect. An example is
+    the rate of a `Dropout`.
 
     Not supported:
 
@@ -114,8 +114,8 @@ def predict_samples(
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
-            "predict_samples was called inside a tf.function; it loops over batches and draws in "
-            "Python: call it outside"
+            "predict_samples was called inside a tf.function, but it loops over batches and draws "
+            "in Python: call it outside of the tf.function"
         )
     n = positive("n", n, "number of samples")
     drawing = _drawing(model)
@@ -138,16 +138,16 @@ def predict_samples(
                 deviations.append(sums.deviations())
                 samples.append(sums.samples())
     if not means:
-        raise ValueError("x has no batches: a dataset must yield at least one batch")
+        raise ValueError("x has no batches: pass a dataset that yields at least one batch")
     if goal is None:
         bar.update(len(means) * n, finalize=True)
 
     def joined(parts: list[list[np.ndarray]], axis: int) -> Any:
-        whole = [concatenated(leaves, axis) for leaves in zip(*parts, strict=True)]
-        return tf.nest.pack_sequence_as(structure, whole)
+        outputs = [concatenated(leaves, axis) for leaves in zip(*parts, strict=True)]
+        return tf.nest.pack_sequence_as(structure, outputs)
 
-    kept = joined(samples, 1) if return_samples else None
-    return PredictedSamples(joined(means, 0), joined(deviations, 0), kept)
+    stacked = joined(samples, 1) if return_samples else None
+    return PredictedSamples(joined(means, 0), joined(deviations, 0), stacked)
 
 
 def _verbosity(verbose: Any) -> int:
@@ -176,7 +176,7 @@ def _drawing(model: Any) -> list[ParametrizedLayer]:
     if not any(element.stochastic for element in elements):
         what = "only parametrizations that draw nothing" if elements else "no parametrized weights"
         raise ValueError(
-            f"'{model.name}' has {what}, so all its samples would be equal: apply one that draws, "
-            "as in tfwd.parametrize(model, {'kernel': Dropout(0.5)})"
+            f"model '{model.name}' has {what}, so all samples would be equal: apply a stochastic "
+            "parametrization, as in tfwd.parametrize(model, {'kernel': Dropout(0.5)})"
         )
     return found

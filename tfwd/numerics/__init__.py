@@ -1,4 +1,4 @@
-"""Checks that training steps are finite: finds the layer, the direction and the cause.
+"""Checks that training steps are finite, and finds the layer, the direction and the cause.
 
 `tfwd.callbacks.FiniteCheck` does this in `fit`. This package is for other uses:
 

@@ -11,7 +11,7 @@ from tfwd.numerics.report import Report
 
 
 class BadStepPolicy:
-    """Decides what follows a bad step, and stores the values that are restored.
+    """Policy for bad steps, with the values to restore.
 
     Args:
         action: "raise", "skip" or "restore".
@@ -30,7 +30,7 @@ class BadStepPolicy:
         self.failures = 0
 
     def good_step(self) -> None:
-        """Notes a good step. For "restore" only a finished epoch counts: see `store`."""
+        """Resets `failures` after a good step. With "restore", only `store` resets it."""
         if self.action != "restore":
             self.failures = 0
 
@@ -40,22 +40,26 @@ class BadStepPolicy:
         self.failures = 0
 
     def reason_to_stop(self) -> str | None:
-        """Returns why a bad step ends the training; "" if it always does, `None` if it does not."""
+        """Returns the reason why a bad step ends the training.
+
+        Returns:
+            A text; "" if every bad step ends the training; `None` if this bad step does not.
+        """
         if self.action == "raise":
             return ""
         if self.failures >= self._max_consecutive:
-            tried = "skipped" if self.action == "skip" else "restored from"
+            effect = "were skipped" if self.action == "skip" else "led to a restore"
             count = self.failures
-            return f"{count} consecutive bad steps were {tried} before it" if count else ""
+            return f"before this step, {count} consecutive bad steps {effect}" if count else ""
         if self.action == "restore" and self._values is None:
-            return "there is no finished epoch yet to restore"
+            return "no epoch is finished yet, so no state can be restored"
         return None
 
     def leave_behind(self) -> float:
         """Counts a bad step, and restores the stored values for "restore".
 
         Returns:
-            The factor of the stored learning rate.
+            The factor for the stored learning rate.
         """
         self.failures += 1
         if self.action != "restore":
@@ -66,7 +70,7 @@ class BadStepPolicy:
 
 
 def restored(rates: str) -> str:
-    """Returns what was done, in words.
+    """Returns a text about a restored epoch.
 
     Args:
         rates: the new learning rates.
@@ -75,24 +79,22 @@ def restored(rates: str) -> str:
 
 
 def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
-    """Returns what the last reports have in common, as a hint that skipping more does not help.
+    """Returns a hint that skipping more steps does not help, if the last reports agree.
 
-    A skipped step changes no weight. A cause that is in each batch therefore remains.
+    A skipped step changes no weight. A cause that every batch has therefore remains.
 
     Args:
         reports: the reports of all bad steps.
         skipped: int. The number of bad steps just before the last one.
 
     Returns:
-        A sentence; "" if the reports have nothing in common.
+        A sentence; "" if the reports name different positions.
     """
     last = reports[-skipped - 1 :]
     where = last[-1].where
     if skipped < 1 or any(report.where != where for report in last):
         return ""
+    began = f"In each of these steps, NaN or infinity began in {where}"
     if where.startswith("data "):
-        return f"Each began in {where}: check whether all batches are bad, and repair the data."
-    return (
-        f"Each began in {where}: a skipped step changes no weight, so skipping more steps does not "
-        "help."
-    )
+        return f"{began}: check whether all batches are bad, and repair the data."
+    return f"{began}: a skipped step changes no weight, so skipping more steps does not help."

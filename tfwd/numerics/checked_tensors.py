@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# The order of computation, which a report uses too.
+# In the order of computation. A report uses this order too.
 KINDS = (
     "data",
     "weight",
@@ -32,7 +32,7 @@ class Frame(NamedTuple):
 
     Attributes:
         kind: one of `KINDS`.
-        name: str. A layer's path, as `encoder/dense_2`; a weight's path; `x`, `y[0]` for data.
+        name: str. The path of a layer, as `encoder/dense_2`, or of a weight. `x`, `y[0]` for data.
         layer: str. The class of the layer, or an empty string.
         dtype: str. The tensor's dtype.
         source: for a gradient of a layer's output, the layers that it comes from; for a loss, the
@@ -79,10 +79,10 @@ class Frame(NamedTuple):
 
     @property
     def _gradient_origin(self) -> str:
-        """Returns where a gradient comes from, and for which layer, as text."""
+        """Returns the source of a gradient, and the layer that receives it, as text."""
         to = f"'{self.name}'{self._which}"
         if not self.source:
-            return f"what follows layer {to} (the loss, or no layer): backward gradient"
+            return f"the loss, or code after layer {to}: backward gradient"
         sources = f"layer{'s' * (len(self.source) > 1)} {' and '.join(map(repr, self.source))}"
         return f"{sources}: backward gradient for the output of {to}"
 

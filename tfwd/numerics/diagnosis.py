@@ -23,11 +23,11 @@ from tfwd.numerics.checked_tensors import Frame, named
 from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.tensor_measurements import Detail, measure_tensor, of_argument
 
-NOT_SHOWN = ("data", "prediction")  # data have their own section
+NOT_SHOWN = ("data", "prediction")  # data are added separately
 
 
 class Diagnosis:
-    """Examination of steps of a compiled model, without a change to the model.
+    """Diagnosis of steps of a compiled model. It does not change the model.
 
     Args:
         model: the compiled model.
@@ -51,13 +51,13 @@ class Diagnosis:
         history: Sequence[Mapping[str, float]] = (),
         is_first: bool | None = False,
     ) -> Report:
-        """Returns the report on a step, if the model is as it was before the step.
+        """Returns the report on a step. The model must be in its state before the step.
 
         Args:
             data: the batch.
             step: int. The step's number, from 1.
             history: the extents of gradients and loss in earlier steps, by path.
-            is_first: bool. True if no step was made before; `None` after an unchecked step.
+            is_first: bool. True if the step is the first one; `None` after an unchecked step.
         """
         outcome, model = self._step(data), self._model
         replicas = [
@@ -67,7 +67,7 @@ class Diagnosis:
             ]
             for found in outcome.found
         ]
-        # The replica where it started: the other replicas may have it from its gradients.
+        # The replica where NaN or infinity began. Its gradients carry them to other replicas.
         firsts = [
             next((i for i, one in enumerate(found) if not one.is_finite), len(found))
             for found in replicas
@@ -126,9 +126,9 @@ def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> l
 
 
 def _with_sources(found: list[Measurement]) -> list[Measurement]:
-    """Names the source of gradients that pass a cast, as with mixed precision.
+    """Adds the source of gradients that pass through a cast, as with mixed precision.
 
-    The source is the layer whose gradient came before, if its input was no layer's own output.
+    The source is the layer of the previous gradient, if its input was not a layer's output.
     """
     cast = {one.frame.name for one in found if one.frame.kind == "input"}
     named, last = [], ""
@@ -148,7 +148,7 @@ def _with_name(found: Measurement, losses: list[str]) -> Measurement:
 
 
 def _attributed(evidence: Evidence) -> Evidence:
-    """Names the outputs whose loss is not finite, if the model has several."""
+    """Names the outputs whose loss is not finite, if the model has several outputs."""
     found = list(evidence.found)
     at = next((i for i, one in enumerate(found) if not one.is_finite), None)
     if at is None or found[at].frame.kind != "loss":

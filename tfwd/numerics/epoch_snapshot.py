@@ -1,4 +1,4 @@
-"""Stores a training at the end of its last epoch, for `FiniteCheck(action="restore")`."""
+"""Stores the state at the end of the last epoch, for `FiniteCheck(action="restore")`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EpochSnapshot:
         policy: the policy that stores the values and restores them.
 
     Raises:
-        ValueError: a learning rate is a schedule, which cannot be multiplied.
+        ValueError: If a learning rate is a schedule, which cannot be multiplied.
     """
 
     def __init__(self, model: keras.Model, policy: BadStepPolicy):
@@ -39,7 +39,7 @@ class EpochSnapshot:
     def take(self) -> None:
         """Takes a snapshot, if the weights and the optimizers' variables are finite.
 
-        An unchecked step may have made them non-finite. Then the previous snapshot stays.
+        An unchecked step may have made them non-finite. The previous snapshot is then kept.
         """
         if not_finite(self._model):
             return

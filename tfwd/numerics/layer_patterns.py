@@ -1,4 +1,4 @@
-"""Choice of layers and weights of a model, by regular expressions."""
+"""Selects layers and weights of a model by regular expressions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from tfwd import _keras, path_patterns
 
 
 class Patterns:
-    """Choice of names by regular expressions.
+    """Selection of layers and weights by regular expressions.
 
     Args:
-        who: str. The beginning of each message.
-        include: regular expression of chosen layers and weights, or a list of them; `None` chooses
-            all. A pattern must match the full path or its last components.
-        exclude: the same, for layers and weights that are not chosen. It wins over `include`.
+        who: str. The name at the beginning of each error message.
+        include: regular expression, or a list of them, of the selected layers and weights. A
+            pattern must match the full path or its last components. Default None, for all.
+        exclude: the same, for layers and weights that are not selected. It has priority over
+            `include`. Default None.
 
     Raises:
-        ValueError: a pattern is no regular expression.
+        ValueError: If a pattern is not a regular expression.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Patterns:
             if not any(path_patterns.matches(expression, path) for path in (*known, *others)):
                 raise ValueError(
                     f"{self._who}: {what}={expression.pattern!r} matches no layer and no weight of "
-                    f"model '{model.name}', which has {', '.join(known[:12])}"
-                    f"{' and more' if len(known) > 12 else ''}"
+                    f"model '{model.name}'. Use a path of this model: {', '.join(known[:12])}"
+                    f"{' and others' if len(known) > 12 else ''}"
                 )
 
     def choose(self, name: str) -> bool:
-        """Returns True if a layer or a weight is chosen."""
+        """Returns True if a layer or a weight is selected."""
         fits = {
             what: any(path_patterns.matches(one, name) for one in some)
             for what, some in self._expressions.items()

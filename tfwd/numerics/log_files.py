@@ -21,8 +21,8 @@ from tfwd.numerics.tensor_summaries import DebugInfo
 class Log:
     """Log files of one training.
 
-    If the disk is full, or a folder cannot be written, the log ends with a warning, and the
-    training continues.
+    If a file cannot be written, for example because the disk is full, the log ends with a warning.
+    Training continues.
 
     Args:
         model: the compiled model.
@@ -61,7 +61,7 @@ class Log:
         return self.plot is not None or self._writer is not None
 
     def before_step(self, batch: Any, step: int) -> None:
-        """Logs the tensors of the next step to TensorBoard, if it is due."""
+        """Logs the tensors of the next step to TensorBoard, if the step is due."""
         if self._info is not None and (step - 1) % self._every == 0:
             info, writer = self._info, self._writer
             self._safely(lambda: info.write(batch, writer, step))
@@ -71,7 +71,7 @@ class Log:
         self.magnitudes.add(step, largest)
 
     def report(self, report: Report) -> None:
-        """Writes a report, and the plot up to it."""
+        """Writes a report, and the plot up to the step of the report."""
         known = self.magnitudes.rows
         self.magnitudes.add(
             report.step,
@@ -108,7 +108,8 @@ class Log:
         except (OSError, tf.errors.OpError) as error:
             self._writer = self._info = self.plot = None
             warnings.warn(
-                f"FiniteCheck: its log cannot be written and ends here: {error}", stacklevel=2
+                f"FiniteCheck stops its log, because a file cannot be written: {error}",
+                stacklevel=2,
             )
 
 

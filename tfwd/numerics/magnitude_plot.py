@@ -12,16 +12,16 @@ from typing import Any
 
 from tfwd.numerics.checked_tensors import Frame
 
-# As many columns as are distinguishable.
+# The largest number of columns that a reader can distinguish.
 COLUMNS = 400
-ROWS = 60  # rows of the plot with a name
+ROWS = 60  # largest number of named rows
 NOT_FINITE = "#d6006e"
 
 
 class Magnitudes:
     """Largest absolute values of tensors by step; see `write_plot`.
 
-    If there are more than 400 steps, neighbours are merged by their maximum.
+    With more than 400 steps, neighbouring steps are merged. A merged step has the larger values.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,10 @@ class Magnitudes:
             one[label] = max(value, one.get(label, 0.0))
 
     def write_plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws tensors by steps, in order of computation from the top; the colour is log10.
+        """Draws the tensors of all steps, in the order of computation from top to bottom.
 
-        Non-finite tensors are magenta. Tensors that are all 0 are white.
+        The color is log10 of the largest absolute value. Non-finite tensors are magenta. Tensors
+        whose elements are all 0 are white.
 
         Args:
             path: path of the file. Its suffix determines the format.
@@ -71,15 +72,15 @@ class Magnitudes:
 
     def png(self) -> bytes:
         """Returns the same plot as the content of a PNG file."""
-        held = io.BytesIO()
-        self._figure().savefig(held, format="png", dpi=80)
-        return held.getvalue()
+        buffer = io.BytesIO()
+        self._figure().savefig(buffer, format="png", dpi=80)
+        return buffer.getvalue()
 
     def _figure(self) -> Any:
         colours = importlib.import_module("matplotlib.colors")
         maps = importlib.import_module("matplotlib")
         height = min(3.0 + 0.18 * len(self.rows), 14.0)
-        # Needs no display. Imported here, because it is slow.
+        # It needs no display. The import is here, because it is slow.
         figure = importlib.import_module("matplotlib.figure").Figure(
             (11, height), layout="constrained"
         )
@@ -91,7 +92,7 @@ class Magnitudes:
         shown = [value for row in grid for value in row if math.isfinite(value)]
         low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
         colour = maps.colormaps["viridis"].with_extremes(over=NOT_FINITE, bad="white")
-        # (Infinity would be drawn like a missing value.)
+        # Infinity would be drawn like a missing value.
         instead = {-math.inf: math.nan, math.inf: high + 1.0}
         picture = axis.imshow(
             [[instead.get(value, value) for value in row] for row in grid],

@@ -30,32 +30,36 @@ _KINDS = {
 class Probes:
     """Probes of layers' inputs and outputs, weights and gradients in a custom training loop.
 
-    Inside `with probes:` each tensor of the model is measured while the step runs, in eager mode,
-    in a `tf.function` and under XLA. `report()` returns the counts of NaN, +Inf and -Inf in the
-    last step, forward and backward, in the order of computation, with the smallest and largest
-    other elements. The step does not change: no draw, no weight, no result, except for last bits
-    under XLA. After the `with` block the model is unchanged. Saved models contain nothing of it.
+    Inside `with probes:`, each tensor of the model is measured while the step runs. This works in
+    eager mode, in a `tf.function` and under XLA. `report()` returns the measurements of the last
+    checked step, forward and backward, in the order of computation. For each tensor it has the
+    counts of NaN, +Inf and -Inf, and the smallest and largest finite elements. The step does not
+    change: no draw, no weight and no result, except for last bits under XLA. After the `with` block
+    the model is unchanged. Saved models do not contain the probes.
 
-    Open it where the step is traced: in the function, around the model's call and the tape's
-    `gradient`. With replicas, open it in the function that `strategy.run` gets. It may also be open
-    around the first call of a function. The function is traced in that call, and each later call is
-    checked too.
+    Open the probes where the step is traced: inside the function, around the model's call and the
+    tape's `gradient`. With replicas, open them in the function that `strategy.run` calls. You can
+    also open them around the first call of a `tf.function`. That call traces the function, and each
+    later call is checked too.
 
     Args:
         model: a built model or layer.
-        every_n_steps: int. Check one step in every N, starting with the first.
-        inputs: bool. Checks the inputs of the model.
+        every_n_steps: int. Check one step in every N, starting with the first. Default 1.
+        inputs: bool. Checks the inputs of the model. Default True.
         outputs: bool. Checks the outputs of layers, and the inputs of a relu, which may hide NaN.
-        weights: bool. Checks the weights before the step.
-        gradients: bool. Checks the gradients of layers' outputs and of weights.
+            Default True.
+        weights: bool. Checks the weights before the step. Default True.
+        gradients: bool. Checks the gradients of layers' outputs and of weights. Default True.
         include: regular expression, or a list of them, of layers and weights to check. A pattern
-            must match the full path or its last components.
-        exclude: regular expression, or a list of them, of layers and weights to ignore.
+            must match the full path or its last components. Default None, for all.
+        exclude: regular expression, or a list of them, of layers and weights to ignore. Default
+            None.
 
     Raises:
-        ValueError: the model is not built; `every_n_steps` is no whole number of at least 1;
-            nothing is to be checked; or a pattern is no regular expression, or matches no layer and
-            no weight.
+        TypeError: If `model` is not a Keras model or layer.
+        ValueError: If the model is not built; if `every_n_steps` is not a whole number of at least
+            1; if all kinds of tensors are switched off; if a pattern is not a regular expression,
+            or matches no layer and no weight.
 
     Example:
     >>> import keras, tensorflow as tf
@@ -96,7 +100,7 @@ class Probes:
         if not model.built:
             raise ValueError(
                 f"Probes: model '{model.name}' is not built, so its layers are not known yet: call "
-                "it on a batch before"
+                "it on a batch first"
             )
         asked = {
             "inputs": inputs,
@@ -105,18 +109,20 @@ class Probes:
             "gradients": gradients,
         }
         if not any(asked.values()):
-            raise ValueError(f"Probes: nothing is to be checked: set one of {', '.join(asked)}")
+            raise ValueError(f"Probes: {', '.join(asked)} are all False: set at least one to True")
         self.model, self.every_n_steps = model, every_n_steps
         self._kinds = [kind for name, on in asked.items() if on for kind in _KINDS[name]]
         self._patterns = Patterns("Probes", include, exclude)
         self._patterns.check(model)
         self._local = threading.local()
         self._passes: list[_Pass] = []
-        self._clocks: dict[int, Any] = {}  # number of steps, by replica
+        self._clocks: dict[int, Any] = {}  # by replica, the number of steps
 
     def __enter__(self) -> Probes:
         if getattr(self._local, "open", None) is not None:
-            raise RuntimeError("Probes: these probes are already open")
+            raise RuntimeError(
+                "Probes: these probes are already open in this thread: close the outer `with` block"
+            )
         watch = _ProbingWatch(self)
         self._local.open = watch.open()
         self._local.open.__enter__()
@@ -130,16 +136,16 @@ class Probes:
         """Returns the report on the last checked step.
 
         Args:
-            history: the norms of gradients in earlier steps, for the likely cause: a dict per step,
-                with any names.
+            history: a list with a dict for each earlier step, from any name to the norm of a
+                gradient. It helps to find the likely cause. Default (), for none.
 
         Returns:
             A `Report`. If everything was finite, its table has all tensors and their ranges. With
-            replicas it is the report of the replica with the first non-finite tensor, or else of
-            the first replica.
+            several replicas, it is the report of the replica whose first non-finite tensor comes
+            earliest. If all tensors are finite, it is the report of the first replica.
 
         Raises:
-            RuntimeError: no step was checked.
+            RuntimeError: If no step was checked.
         """
         last: dict[int, tuple[int, _Pass]] = {}
         for one in self._passes:
@@ -148,8 +154,8 @@ class Probes:
                 last[one.replica] = step, one
         if not last:
             raise RuntimeError(
-                "Probes: no step was checked: open them with `with probes:` in the function that "
-                "is traced, or before it is traced, around the model's call and tape.gradient"
+                "Probes: no step was checked: put `with probes:` around the model's call and "
+                "tape.gradient, inside the traced function, or around its first call"
             )
         reports = []
         for replica in sorted(last):
@@ -165,18 +171,18 @@ class Probes:
         kinds = {one.frame.kind for one in report.found}
         if "gradient" in self._kinds and not kinds & {"gradient", "weight gradient"}:
             report.note = (
-                "No gradient was checked: tape.gradient was called outside of `with probes:`, or "
-                "not at all."
+                "No gradient was checked: tape.gradient was not called, or was called outside of "
+                "`with probes:`."
             )
         return report
 
-    def _is_asked_for(self, frame: Frame) -> bool:
+    def _is_requested(self, frame: Frame) -> bool:
         if frame.kind == "loss":
             return True
         return frame.kind in self._kinds and self._patterns.choose(frame.name)
 
     def _begin(self) -> _Pass:
-        """Starts a step on this thread: each time in eager mode, and while a graph is traced."""
+        """Starts a step in this thread: for each eager step, and once for each traced graph."""
         replica = _replica()
         if replica not in self._clocks:
             self._clocks[replica] = _variable(tf.int64, [])
@@ -199,7 +205,7 @@ class _Pass(NamedTuple):
         due: bool tensor. True if the step is checked.
         step: variable with the number of the last checked step.
         frames: the checked tensors.
-        numbers: for each frame a variable with its measurement, `packed`.
+        numbers: for each frame, a variable with its `packed` measurement.
     """
 
     replica: int
@@ -216,7 +222,7 @@ class _ProbingWatch(Watch):
         super().__init__(
             probes.model,
             self._measure_tensor,
-            ignores=lambda frame: not probes._is_asked_for(frame),
+            ignores=lambda frame: not probes._is_requested(frame),
         )
         self._probes = probes
         self._pass: _Pass | None = None
@@ -235,7 +241,7 @@ class _ProbingWatch(Watch):
         return super()._call(cls, layer, own, args, kwargs)
 
     def _sequence(self, *args: Any) -> None:
-        return None  # would run the layer again
+        return None  # the base class would run the layer again
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
         super()._after_gradient(sources, found)
@@ -249,23 +255,23 @@ class _ProbingWatch(Watch):
                 self.check("weight gradient", path, gradient)
 
     def _measure_tensor(self, frame: Frame, tensor: Any, sequence: Any) -> None:
-        present = self._pass
-        if present is None:
+        current = self._pass
+        if current is None:
             return
-        if tf.executing_eagerly() and not present.due:
+        if tf.executing_eagerly() and not current.due:
             return
         numbers = _variable(tf.float64, [PACKED])
-        present.frames.append(frame)
-        present.numbers.append(numbers)
+        current.frames.append(frame)
+        current.numbers.append(numbers)
 
-        def looked() -> tf.Tensor:
+        def measure() -> tf.Tensor:
             numbers.assign(packed(tensor, sequence))
             return tf.constant(True)
 
         if self._probes.every_n_steps == 1:
-            looked()
+            measure()
         else:
-            tf.cond(present.due, looked, lambda: tf.constant(False))
+            tf.cond(current.due, measure, lambda: tf.constant(False))
 
 
 def _place_of_first(report: Report) -> int:
@@ -282,6 +288,6 @@ def _replica() -> int:
 
 
 def _variable(dtype: tf.DType, shape: list[int]) -> Any:
-    """Makes a variable of one replica, while a function is traced or eagerly."""
+    """Creates a variable of one replica, eagerly or while a function is traced."""
     with tf.init_scope():
         return ResourceVariable(tf.zeros(shape, dtype), trainable=False, dtype=dtype)

@@ -15,8 +15,7 @@ from tfwd.numerics.tensor_measurements import Detail
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
 AGAIN = (
-    " To find rows again, give fit shuffle=False: then row r of batch b is example "
-    "(b - 1) * batch_size + r of an array."
+    " With fit(shuffle=False), row r of batch b is example (b - 1) * batch_size + r of an array."
 )
 
 
@@ -59,7 +58,7 @@ class Report:
         worker: int. The first worker that found a non-finite tensor; `None` without workers.
         history: int. Number of frames shown before the first non-finite one.
         note: str. A further remark.
-        place: str. The position in the training, as "epoch 2, batch 9".
+        place: str. The position in the training, for example "epoch 2, batch 9".
 
     `str(report)` is the text, with at most 100 columns.
     """
@@ -77,7 +76,7 @@ class Report:
         self.step, self.replica, self.history, self.note = step, replica, history, note
         self.place = place
         self.worker: int | None = None
-        # (A stable order: within a kind, the order of computation.)
+        # The sort is stable: tensors of one kind stay in the order of computation.
         ahead = ("data", "weight")
         self.found = sorted(
             (one for one in found if one.frame.kind != "argument" or not one.is_finite),
@@ -113,14 +112,14 @@ class Report:
     @property
     def what(self) -> str:
         """Returns the first line without the step."""
-        return "all is finite" if self.first is None else describe(self.first)
+        return "all checked tensors are finite" if self.first is None else describe(self.first)
 
     @property
     def where(self) -> str:
-        """Returns the first non-finite place in few words, as `layer dense_2`."""
+        """Returns the position of the first non-finite tensor, for example `layer dense_2`."""
         first = self.first
         if first is None:
-            return "an unknown place"
+            return "an unknown position"
         kind, name = first.frame.kind, first.frame.name
         if kind == "gradient" and first.frame.source:
             name = first.frame.source[0]
@@ -196,15 +195,15 @@ class Report:
             lines.append(_filled(f"What to do: {cause.advice}"))
         if many:
             lines.append("Several causes may apply, and their advice may be combined.")
-        said = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
-        if re.search(r"\b(rows?|columns?|time step) \d", said):
-            rows = bool(self.place) and re.search(r"\brows? \d", said)
+        text = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
+        if re.search(r"\b(rows?|columns?|time step) \d", text):
+            rows = bool(self.place) and re.search(r"\brows? \d", text)
             lines += ["", _filled(COUNTED + AGAIN * bool(rows))]
         return lines
 
 
 class NonFiniteError(FloatingPointError):
-    """Exception of a training that met a number that is not finite.
+    """Error of a training step with a tensor that is not finite.
 
     Attributes:
         report: the `Report`.
@@ -216,7 +215,7 @@ class NonFiniteError(FloatingPointError):
 
 
 def describe(found: Measurement) -> str:
-    """Returns a frame and its non-finite elements, as a sentence."""
+    """Describes a frame and its non-finite elements in a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
     if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
@@ -232,9 +231,9 @@ def describe(found: Measurement) -> str:
 
 
 def _wrong_values(detail: Detail) -> str:
-    """Returns the wrong values of an argument as text, after the rule that they break."""
+    """Returns the wrong values of an argument, as text that follows the argument's rule."""
     values = np.asarray(detail.values)
-    if values.ndim < 3:  # lengths, or only the range of the wrong values is known
+    if values.ndim < 3:  # a length, or a measurement with only the range of the wrong values
         low, high = f"{detail.low:.9g}", f"{detail.high:.9g}"
         return f", and the call has {low}{f' to {high}' if high != low else ''}"
     places = np.argwhere(np.isnan(values[1]))
@@ -251,10 +250,10 @@ def is_recurrent(frame: Frame) -> bool:
 
 
 def _filled(text: str) -> str:
-    """Wraps text to at most 100 columns, and keeps words with their numbers."""
-    held = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
-    held = re.sub(r"(?<=\d) %", "\xa0%", held)
-    return textwrap.fill(held, WIDTH, break_long_words=False).replace("\xa0", " ")
+    """Wraps text to at most 100 columns. A word and its number stay on one line."""
+    joined = re.sub(r"\b(step|epoch|batch|row|rows|column|replica) (?=\d)", "\\1\xa0", text)
+    joined = re.sub(r"(?<=\d) %", "\xa0%", joined)
+    return textwrap.fill(joined, WIDTH, break_long_words=False).replace("\xa0", " ")
 
 
 def _row(found: Measurement) -> str:
@@ -265,7 +264,7 @@ def _row(found: Measurement) -> str:
     room = WIDTH - 43
     if len(label) > room:
         label = "..." + label[3 - room :]
-    least, most = f"{summary.abs_min:.3g}", f"{summary.abs_max:.3g}"
+    smallest, largest = f"{summary.abs_min:.3g}", f"{summary.abs_max:.3g}"
     if summary.non_finite == summary.size:
-        least = most = "-"
-    return f"{least:>9} {most:>9} {zeros:>9}  {percent:>10}  {label}"
+        smallest = largest = "-"
+    return f"{smallest:>9} {largest:>9} {zeros:>9}  {percent:>10}  {label}"

@@ -1,8 +1,8 @@
 """Observation of one step's tensors: inputs and outputs of layers, and their gradients.
 
-During the step, calls of layers are intercepted, so the model does not change. Each output passes
-through an identity whose gradient checks the backward values. A layer in a loop, in a branch or in
-a separate function is not opened: only its own inputs and outputs are checked.
+During the step, the watch intercepts calls of layers. The model does not change. Each output passes
+through an identity whose gradient checks the backward values. For a layer that runs in a loop, in a
+branch or in a separate function, only its own inputs and outputs are checked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tfwd._keras import call_interception
 from tfwd.finite import can_be_non_finite, here
 from tfwd.numerics.checked_tensors import Frame
 
-# The outputs of these layers are their inputs, which were checked before.
+# These layers only move elements of their inputs, which were checked before.
 MOVING_LAYERS = (
     *("InputLayer", "Identity", "Flatten", "Reshape", "Permute", "RepeatVector", "Concatenate"),
     *(f"{kind}{n}D" for kind in ("MaxPooling", "GlobalMaxPooling", "Cropping") for n in (1, 2, 3)),
     *(f"{kind}{n}D" for kind in ("ZeroPadding", "UpSampling") for n in (1, 2, 3)),
 )
-# TensorFlow's kernels of these may turn NaN into 0. Their inputs are therefore checked instead of
-# their outputs. They keep finite elements finite.
+# TensorFlow's kernels of these activations may turn NaN into 0. The inputs of the activations are
+# therefore checked instead of the outputs. The activations keep finite elements finite.
 NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")
 
 
 def present() -> Watch | None:
-    """Returns the watch of the present thread, or `None`."""
+    """Returns the watch of the current thread, or `None`."""
     return getattr(here, "watch", None)
 
 
@@ -44,13 +44,13 @@ class Watch:
     Args:
         model: the model, whose layers are watched at any depth.
         record: function that is called with a `Frame`, its tensor and a third argument. For a
-            recurrent layer that returns only its last output, the third argument is its outputs at
-            all time steps, or `None` if they are unknown. For a layer's argument, the third
-            argument is the values, and the same values with NaN for the wrong ones.
+            recurrent layer that returns only its last output, the third argument is the outputs at
+            all time steps. For an argument that a layer checks, it is a tensor `[2, ...]`: the
+            values, and a copy with NaN in place of the wrong values. Otherwise it is `None`.
         ignores: function that returns True for frames to ignore.
-        closely: bool. Also checks tensors that cannot be the first non-finite ones: the outputs of
-            layers that only move elements, and the gradients between Keras's layers. They pass
-            non-finite elements on, up to the gradient of a weight.
+        closely: bool. Also checks the outputs of layers that only move elements, and the gradients
+            between Keras's layers. Without these checks a bad step is found too, because
+            non-finite elements reach the next layer or the gradient of a weight. Default True.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watch:
         self._given: dict[int, str] = {}  # by tensor, the layer whose output it is
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
         self.followers: dict[str, list[str]] = {}  # by layer, the layers that take its output
-        self._before_users: set[str] = set()  # layers whose output a user's layer takes
+        self._before_users: set[str] = set()  # layers whose output a custom layer takes
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
         self._has_users = any(
@@ -81,7 +81,7 @@ class Watch:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Watch]:
-        """Watches the body of the `with` statement, in the present thread."""
+        """Watches the body of the `with` statement, in the current thread."""
         before = present()
         here.watch = self
         classes = {_keras.calls_of(type(layer)) for layer in self._layers}
@@ -105,7 +105,7 @@ class Watch:
     ) -> None:
         """Checks a tensor, if its elements can be non-finite.
 
-        Without a call number, it belongs to the last call of the layer.
+        Without `call`, the tensor belongs to the last call of the layer.
         """
         self._has_loss |= kind == "loss"
         if can_be_non_finite(tensor):
@@ -118,7 +118,7 @@ class Watch:
                 self._record(frame, tensor, sequence)
 
     def check_argument(self, rule: str, good: Any, values: Any) -> None:
-        """Records an argument that the present layer has checked; see `tfwd.finite`."""
+        """Records an argument that the current layer has checked; see `tfwd.finite`."""
         if not self._closely or self._leaf or self._backward or not self.is_in_watched_graph():
             return
         values = tf.cast(values, tf.float64)
@@ -145,8 +145,8 @@ class Watch:
         self._seen[id(tensor)] = weakref.ref(tensor)
 
     def _is_new(self, tensor: Any) -> bool:
-        held = self._seen.get(id(tensor))
-        return held is None or held() is not tensor
+        reference = self._seen.get(id(tensor))
+        return reference is None or reference() is not tensor
 
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
@@ -160,8 +160,8 @@ class Watch:
         self._kinds_of_layers.append(type(layer).__name__)
         path = "/".join(self._path)
         self._calls[path] = self._calls.get(path, 0) + 1
-        # A wrapper of tfwd runs its layer in separate functions, some of them twice. A recurrent
-        # layer runs its cell in a loop, which only eager mode would show.
+        # A wrapper of tfwd runs its layer in separate functions, and some functions run twice. A
+        # recurrent layer runs its cell in a loop. Only eager mode would show the cell.
         leaf = isinstance(layer, _keras.layers.NoAutographLayer) or _loops(layer)
         self._leaf += leaf
         try:
@@ -181,7 +181,7 @@ class Watch:
         )
 
     def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> None:
-        """Checks inputs that come from no layer, and notes the source of the others."""
+        """Checks inputs that are not outputs of a layer. Records the source of the other inputs."""
         for value in tf.nest.flatten((args, kwargs)):
             if not isinstance(value, tf.Tensor):
                 continue
@@ -194,13 +194,13 @@ class Watch:
                     self._before_users.add(given)
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """Returns all time steps' outputs of a recurrent layer that returns only the last."""
+        """Returns the outputs at all time steps of a recurrent layer that returns only the last."""
         recurrent = isinstance(layer, keras.layers.RNN) and not layer.return_sequences
         draws = any(getattr(layer, name, 0) for name in ("dropout", "recurrent_dropout"))
         if not recurrent or draws or layer.stateful:  # a second call would differ
             return None
         object.__setattr__(layer, "return_sequences", True)
-        self._leaf += 1  # the call itself shows its inner layers
+        self._leaf += 1  # the real call shows the inner layers
         try:
             return tf.nest.flatten(own(*args, **kwargs))[0]
         finally:
@@ -223,19 +223,19 @@ class Watch:
         return value
 
     def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor with its mask, and checks its gradient."""
+        """Returns the tensor with its mask. Backward then checks the gradient of the tensor."""
         call = self._calls[path]
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             def backward(upstream: Any) -> Any:
-                # A relu in the layer before may hide the gradient of a user's layer.
-                wanted = (
+                # A relu in the previous layer may hide a bad gradient of a custom layer.
+                must_check = (
                     self._closely
                     or not _keras.is_of_keras(type(layer))
                     or path in self._before_users
                 )
-                if wanted and present() is self and self.is_in_watched_graph():
+                if must_check and present() is self and self.is_in_watched_graph():
                     self.check("gradient", path, upstream, layer, call=call)
                 return upstream
 
@@ -247,14 +247,14 @@ class Watch:
         return tapped
 
     def _before_gradient(self, target: Any) -> None:
-        """Checks the loss before a tape computes gradients, as a custom step may compute it."""
+        """Checks the loss before a tape computes gradients. A custom step may compute the loss."""
         for one in tf.nest.flatten(target):
             is_loss = isinstance(one, tf.Tensor) and one.shape.rank == 0
             if is_loss and not self._has_loss and not self._path and self.is_in_watched_graph():
                 self.check("loss", "loss", one)
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
-        """Notes that a tape has computed gradients."""
+        """Expects a new loss, after a tape has computed gradients."""
         self._has_loss = False
 
     @contextlib.contextmanager
@@ -266,15 +266,15 @@ class Watch:
                 self.check("pre-activation", path, values, layer)
             return own(values, *args, **kwargs)
 
-        held = vars(layer).get("activation")
+        previous = vars(layer).get("activation")
         object.__setattr__(layer, "activation", activation)
         try:
             yield
         finally:
-            if held is None:
+            if previous is None:
                 object.__delattr__(layer, "activation")
             else:
-                object.__setattr__(layer, "activation", held)
+                object.__setattr__(layer, "activation", previous)
 
 
 def _loops(layer: Any) -> bool:
@@ -282,7 +282,7 @@ def _loops(layer: Any) -> bool:
 
 
 def _hides_nan(layer: Any) -> bool:
-    # (A recurrent layer's activation belongs to its cell, which is a layer itself.)
+    # The activation of a recurrent layer belongs to its cell, which is another layer.
     name = getattr(vars(layer).get("activation"), "__name__", "")
     return name in NAN_HIDING_ACTIVATIONS and _keras.is_of_keras(type(layer))
 
@@ -293,7 +293,7 @@ def _backward(own: Callable[..., Any]) -> Callable[..., Any]:
         if watch is None:
             return own(tape, target, sources, *args, **kwargs)
         watch._before_gradient(target)
-        watch._backward += 1  # layers that run a second time were seen before
+        watch._backward += 1  # layers that run again in backward were checked in forward
         try:
             found = own(tape, target, sources, *args, **kwargs)
         finally:

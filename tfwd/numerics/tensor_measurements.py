@@ -62,7 +62,7 @@ def measure_tensor(tensor: Any) -> Detail:
 
 @functools.cache
 def _traced(dtype: tf.DType, rank: int) -> Callable[[tf.Tensor], Detail]:
-    """Returns `_measure_values`, traced once for a dtype and a rank, and not for each tensor."""
+    """Returns `_measure_values`, traced once for each dtype and rank, not for each tensor."""
     return tf.function(_measure_values, input_signature=[tf.TensorSpec([None] * rank, dtype)])
 
 
@@ -81,8 +81,8 @@ def _measure_values(values: tf.Tensor) -> Detail:
     inner = list(range(1, rank))
     same = zero = vectors = constant = none
     if rank >= 2:
-        some, whole = tf.reduce_any(~good, -1), tf.reduce_all(~good, -1)
-        vectors = some & tf.reduce_all(some == whole)
+        some_bad, all_bad = tf.reduce_any(~good, -1), tf.reduce_all(~good, -1)
+        vectors = some_bad & tf.reduce_all(some_bad == all_bad)
         constant = tf.reduce_all(values == values[..., :1], -1)
         corner = (slice(None), *(slice(1) for _ in inner))
         same = tf.reduce_all(values == values[corner], inner)
@@ -108,20 +108,20 @@ def of_argument(detail: Detail, values: tf.Tensor) -> Detail:
     """Adds the values of an argument to its measurement, and the range of the wrong values.
 
     Args:
-        detail: Measurement of the values with NaN for the wrong ones.
-        values: The values, and the same values with NaN for the wrong ones.
+        detail: Measurement of a copy of the values with NaN in place of the wrong values.
+        values: Tensor `[2, ...]`: the values, and this copy.
     """
     wrong = measure_tensor(tf.where(tf.math.is_nan(values[1]), values[0], math.nan))
     return detail._replace(low=wrong.low, high=wrong.high, values=values)
 
 
-PACKED = 11  # numbers in the result of `packed`
+PACKED = 11  # number of elements of the result of `packed`
 
 
 def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
     """Returns a detailed measurement as a float64 vector, for a variable of fixed shape.
 
-    With `argument`, the values as in `of_argument`, the range is the range of the wrong values.
+    `argument` is `values` of `of_argument`. With it, the range is the range of the wrong values.
     """
     detail = measure_tensor(tensor)
     if argument is not None:
@@ -137,7 +137,7 @@ def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
 def unpacked(numbers: np.ndarray) -> Detail:
     """Returns the measurement in a `packed` vector, without rows and columns.
 
-    Of the time steps it has only the first.
+    `steps` marks only the first non-finite time step.
     """
     first, none = int(numbers[10]), np.zeros(0, bool)
     steps = np.arange(first + 1) == first
@@ -148,7 +148,7 @@ def unpacked(numbers: np.ndarray) -> Detail:
 
 
 def positions_text(flags: Any, most: int = 5) -> str:
-    """Returns the first positions of true booleans as text, as "3, 7, 8 and 12 others"."""
+    """Returns the first positions that are True as text, as "3, 7, 8 and 12 others"."""
     found = np.flatnonzero(flags)
     shown = ", ".join(str(int(place)) for place in found[:most])
     rest = len(found) - most

@@ -4,8 +4,8 @@
     share of zeros                                    100 * #(t = 0) / #t
     ratio of update to weight                         mean(|w' - w|) / mean(|w|)
 
-A batch is run once for this, and the step is undone. Training does not change. Only these numbers,
-and a sample of the elements, are kept of each tensor.
+For this, the batch runs once more, and the step is undone. Training does not change. Only these
+numbers and a sample of the elements are stored for each tensor.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ KINDS = {
     "weight gradient": "gradient",
     "update": "update",
 }
-SAMPLE = 4096  # elements of a tensor for its histogram
+SAMPLE = 4096  # number of elements of a tensor that its histogram shows
 
 
 class Measured(NamedTuple):
     """Measurement of a tensor.
 
     Attributes:
-        abs_mean: the mean of absolute values; for an update, divided by the weight's.
+        abs_mean: the mean of absolute values. For an update, the mean absolute change of the
+            weight, divided by the mean absolute value of the weight.
         zeros: the percentage of elements that are 0.
-        sample: elements at regular distances.
+        sample: elements at regular intervals.
     """
 
     abs_mean: Any
@@ -55,10 +56,10 @@ class DebugInfo:
         self._step = CheckedStep(model, self._measure)
 
     def write(self, data: Any, writer: Any, step: int) -> None:
-        """Writes the measurements for a batch, as the dataset of `fit` gives it.
+        """Writes the measurements for a batch.
 
         Args:
-            data: the batch.
+            data: the batch, as the dataset of `fit` yields it.
             writer: a summary writer of TensorFlow.
             step: int. The step's number in TensorBoard.
         """
@@ -85,9 +86,9 @@ class DebugInfo:
             self._weights[frame.name] = values
         elif frame.kind == "update":
             before = self._weights.get(frame.name, values)
-            largest = tf.reduce_mean(at_least_float32(tf.abs(before)))
+            size_before = tf.reduce_mean(at_least_float32(tf.abs(before)))
             change = tf.reduce_mean(at_least_float32(tf.abs(values - before)))
-            mean = tf.math.divide_no_nan(change, largest)
+            mean = tf.math.divide_no_nan(change, size_before)
         zeros = tf.reduce_sum(tf.cast(values == 0, tf.float32)) / tf.cast(size, tf.float32)
         flat = tf.reshape(values, [-1])
         return Measured(mean, 100.0 * zeros, flat[:: tf.maximum(size // SAMPLE, 1)])

@@ -1,4 +1,4 @@
-"""Search for the weights of a model that no gradient reaches."""
+"""Finds the weights of a model that no gradient reaches."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
     """Finds the trainable weights that no gradient reaches, or that only get zeros.
 
     The model is called once with `training=True` on the examples. The gradient of its loss is
-    computed, including regularizers. Its states are then reset.
+    computed, including regularizers. Then the states of the model are restored.
 
     Args:
         model: a built model.
         x: a batch of inputs, as `fit` takes it.
-        y: the labels, as `fit` takes them. Without labels and loss, the loss is the sum of the
+        y: the labels, as `fit` takes them. Default None. Without labels, the loss is the sum of the
             squares of all outputs.
         loss: the argument of `compile`: a Keras loss, its name, a function `(y_true, y_pred) ->
             values`, or a list or a dict of these, one for each output. `None` in it marks an output
-            without a loss. By default the loss that the model was compiled with.
+            without a loss. Default None, for the loss that the model was compiled with.
 
     Returns:
         A dict from a weight's path to its problem: "no gradient", or "a gradient of zeros".
-        Optimizers, and decoupled weight decay, ignore weights of the first kind.
+        Optimizers and decoupled weight decay skip weights with "no gradient".
 
     Raises:
-        ValueError: the model is not built, or has no loss although there are labels.
+        TypeError: If `model` is not a Keras model.
+        ValueError: If the model is not built, or has no loss although there are labels.
 
     Example:
     >>> import keras, tensorflow as tf
@@ -55,12 +56,14 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         raise TypeError(f"unused(): model={model!r}: give a Keras model")
     if not model.built:
         raise ValueError(
-            f"model '{model.name}' is not built, and has no weights yet: call it on a batch before"
+            f"model '{model.name}' is not built, and has no weights yet: call it on a batch first"
         )
     if loss is None and y is not None:
         loss = _keras_training.compiled_loss(model)[0]
         if loss is None:
-            raise ValueError(f"model '{model.name}' has no loss of its own: give unused() one")
+            raise ValueError(
+                f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=..)"
+            )
     variables = model.trainable_variables
     sources = [_keras.variables.tf_variable(variable) for variable in variables]
     updated = {id(variable) for variable in sources}

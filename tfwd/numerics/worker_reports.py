@@ -1,4 +1,4 @@
-"""The one report of several workers, each of which sees its own part of a batch."""
+"""Selects one report of several workers, each of which sees only its part of a batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tfwd.numerics.report import Report
 
 
 def earliest(report: Report, gather: Callable[[bytes], list[bytes]]) -> Report:
-    """Returns the worker's report in which the first non-finite tensor comes earliest.
+    """Returns the report of the worker whose first non-finite tensor was computed earliest.
 
-    All workers must call it, and get the same report.
+    All workers must call this function. All get the same report.
 
     Args:
         report: Report of this worker. It is returned if no worker found a non-finite tensor.
-        gather: Function that returns the bytes of each worker, by the worker's number.
+        gather: Function that sends the bytes of this worker, and returns the bytes of all workers,
+            in the order of their numbers.
     """
     content = pickle.dumps(report) if report.first is not None else b""
     reports: list[Report] = []
@@ -24,7 +25,7 @@ def earliest(report: Report, gather: Callable[[bytes], list[bytes]]) -> Report:
         if found:
             reports.append(pickle.loads(found))
             reports[-1].worker = worker
-    # The sum of the gradients carries a NaN of one worker to all.
+    # A NaN of one worker reaches all workers through the sum of the gradients.
     return min(reports, key=_kind_of_first, default=report)
 
 

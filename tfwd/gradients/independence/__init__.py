@@ -1,1 +1,1 @@
-"""Trials of a model that show if the examples of a batch are independent."""
+"""Trials that check whether the examples of a batch are independent in a model."""

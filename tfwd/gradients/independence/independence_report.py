@@ -1,9 +1,9 @@
-"""Reports if the examples of a batch are independent, and for which weights rules can be used.
+"""Reports whether the examples of a batch are independent, and which weights can use rules.
 
-The rules assume that the first axis of a layer's inputs is the examples. A model's own code may
-have moved or mixed them. So each model is tried once on a few examples (`independence_trial`),
-without changing its states. Weights for which the trials show nothing are computed example by
-example.
+The rules assume that the first axis of a layer's inputs is the examples. Custom code of a model may
+have moved or mixed the examples. Each model is therefore tried once on a few examples
+(`independence_trial`), without a change of its states. If the trials show nothing for a weight, its
+moments are computed example by example.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _reports: weakref.WeakKeyDictionary[Any, dict[Any, IndependenceReport]] = (
 
 
 def report(model: keras.Model, data: Data, training: bool) -> IndependenceReport:
-    """Tries the model, unless it was already tried on such inputs.
+    """Tries the model, unless it was already tried on inputs of these shapes and dtypes.
 
-    If it cannot be tried, all its weights are computed example by example.
+    If the model cannot be tried, the report says that no weight can use rules.
 
     Raises:
         ValueError: If an example's output depends on another example.

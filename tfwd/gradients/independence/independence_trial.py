@@ -2,16 +2,16 @@
 
 A trial makes these checks, on given weights and inputs:
 
-1. The outputs of one example are differentiated. A rule holds for a weight if gradients arrive only
-   at this example's rows, and if only rules lead to the weight.
-2. The model runs without rules, which must give the same outputs.
-3. The other examples are replaced by copies of the first. The first example's outputs must not
-change. 4. The first example runs alone, with the same outcome. Losses from `add_loss` belong to the
-examples
-   if their number equals the number of examples in both runs.
+1. The outputs of one example are differentiated. A rule can be used for a weight if gradients
+   arrive only at this example's rows, and if only rules lead to the weight.
+2. The model runs without rules. The outputs must be the same.
+3. The other examples are replaced by copies of the first example. The first example's outputs must
+   not change.
+4. The first example runs alone. Its outputs must not change. Losses from `add_loss` belong to the
+   examples if their number equals the number of examples in both runs.
 
-It is not enough to change examples. Rows that do not depend on the inputs, such as rows of a
-constant, can be assigned to examples only by their gradients.
+Changing examples is not enough. Some rows do not depend on the inputs, such as rows of a constant.
+Only their gradients show to which example they belong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.independence.trial_data import Values
 from tfwd.gradients.recorded_pass import Pass
 
-# Binary digits of half precision, in which two ways to compute the same value differ more.
+# Binary digits of half precision. There, two ways to compute the same value differ more.
 _DIGITS = {tf.bfloat16: 8, tf.float16: 11}
 
 
@@ -41,13 +41,13 @@ class Dependent(Exception):
 
 @dataclasses.dataclass
 class IndependenceReport:
-    """The results of trials for the weights, by their ids.
+    """Results of trials for the weights, by their ids.
 
     Attributes:
         folded: Weights that are used where several successive rows belong to one example.
-        general: Weights without a usable rule: it is not shown to which examples the rows belong,
-            or that all uses of the weight are known.
-        open: Weights without any gradient, so that the trials show nothing.
+        general: Weights without a usable rule. The trials did not show to which examples the rows
+            belong, or did not show that all uses of the weight are known.
+        open: Weights that no gradient reached, so that the trials show nothing.
         losses: For each loss from `add_loss`, in their order, True if it has a value per example.
             None if that is unknown.
     """
@@ -67,14 +67,19 @@ class IndependenceReport:
         )
 
     def per_example(self, losses: list[tf.Tensor], count: int | None) -> list[bool]:
-        """Returns for each loss of a pass over `count` examples if it has a value per example."""
+        """Returns for each loss of a pass a bool: True if it has one value per example.
+
+        Args:
+            losses: Losses of the pass, from `add_loss`.
+            count: int. Number of examples in the pass, or None if it is unknown.
+        """
         if self.losses is not None and len(self.losses) == len(losses):
             return list(self.losses)
         return [bool(loss.shape.rank) and loss.shape[0] == count for loss in losses]
 
 
 class Trial:
-    """One run of a model on a few examples, with checks of their independence.
+    """Trial of a model on a few examples, with checks of their independence.
 
     Args:
         model: Keras model.
@@ -118,7 +123,7 @@ class Trial:
                 raise Dependent(
                     f"layer '{layer.name}' of type {type(layer).__name__} is called by the model "
                     "with training=True, and normalizes over the batch, so its examples "
-                    "depend on each other"
+                    "depend on each other: pass the model's training flag to the layer"
                 )
 
     def _compare(self, outputs: list[tf.Tensor], others: list[tf.Tensor]) -> None:
@@ -149,11 +154,11 @@ class Trial:
         return _same(found, self._plain(self.x, given=False)[1])
 
     def _repeats(self, outputs: list[tf.Tensor]) -> bool:
-        """Returns True if another run gives the same. It does not if code draws without Keras."""
+        """Returns True if another run gives equal outputs. Draws without Keras change them."""
         return _same(outputs, self._plain(self.x)[1])
 
     def _compare_losses(self, losses: list, others: list, count: int) -> None:
-        """Stores which losses have as many values as there are examples."""
+        """Stores which losses have one value per example."""
         if len(losses) == len(others):
             own = tuple(
                 bool(a.shape.rank) and (a.shape[0], b.shape[:1]) == (self.count, (count,))
@@ -169,11 +174,11 @@ class Trial:
         with call_interception.Captured(), record.tape:
             record.tape.watch(inputs)
             outputs = _floating(record.run(self.x, self.training))
-            whole = _wavy([*outputs, *record.losses])
+            total = _wavy([*outputs, *record.losses])
             each = [_wavy([t[i : i + 1] for t in outputs]) for i in ends]
         self._check_normalizations(record)
         ds = [record.tape.gradient(one, [*record.probes, *inputs]) for one in each]
-        found = IndependenceReport(general=record.unaccounted(whole))
+        found = IndependenceReport(general=record.unaccounted(total))
         if self.count > 1:
             for key, uses in record.uses.items():
                 for use in uses:
@@ -190,15 +195,15 @@ class Trial:
         ]
         near = f" (detected at {', '.join(names)})" if names else ""
         return Dependent(
-            f"model '{self.model.name}' gives an example another output when another example "
-            f"is in the batch{near}: its examples depend on each other, so there are no "
-            "per-example gradients"
+            f"the outputs of model '{self.model.name}' for an example change with the other "
+            f"examples of the batch{near}: its examples depend on each other. Per-example "
+            "gradients need independent examples: remove computations across the batch axis"
         )
 
     def _look(
         self, found: IndependenceReport, key: int, use: Any, ds: list, ends: list[int]
     ) -> None:
-        """Records where the gradients of the first and of the last example arrive, in one use."""
+        """Records where the gradients of the first and the last example arrive, in one use."""
         for end, gradients in zip(ends, ds, strict=True):
             given = [gradients[probe] for probe in use.probes]
             if any(d is None for d in given):
@@ -264,7 +269,7 @@ def _arrived(sizes: np.ndarray, at: int) -> tuple[bool, bool]:
 
 
 def _wavy(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Returns a sum in which each entry has another factor, so that nothing cancels."""
+    """Returns a sum of all entries with different factors, so that the entries do not cancel."""
     total = tf.zeros([])
     for tensor in tensors:
         flat = tf.reshape(tensor, [-1])

@@ -1,7 +1,7 @@
-"""Weights and inputs for trials: a few examples, with values that are not zero.
+"""Creates weights and inputs for trials: a few examples, with values that are not zero.
 
-Zeros hide to which example a row belongs: behind a head that starts at zero, no gradient arrives.
-So a trial uses other weights and inputs, first near the real ones, then far from them.
+Zeros hide to which example a row belongs: no gradient passes a head whose weights are zero. A trial
+therefore uses other weights and inputs: first close to the real values, then far from them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class TrialExamples(NamedTuple):
 
 def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
     """Yields examples in several numbers and sizes, to try until the model accepts them."""
-    whole = data.size if isinstance(data.size, int) else None
-    counts = [_fixed_batch(model), 2 if whole is None else min(2, whole), whole]
+    size = data.size if isinstance(data.size, int) else None
+    counts = [_fixed_batch(model), 2 if size is None else min(2, size), size]
     for count in dict.fromkeys(counts):
-        # A single example shows nothing, unless the batch has only one.
-        if count is None or (whole is not None and count > whole) or (count == 1 != whole):
+        # A single example shows nothing. It is used only if the batch has one example.
+        if count is None or (size is not None and count > size) or (count == 1 != size):
             continue
         if all(hasattr(t, "numpy") for t in tf.nest.flatten(data.x) if t is not None):
             yield TrialExamples(data.part(0, count).x, count)
@@ -51,7 +51,7 @@ def settings(model: keras.Model, data: Data) -> Iterator[TrialExamples]:
 
 
 def attempts(model: keras.Model, x: Any) -> Iterator[tuple[Values, Any]]:
-    """Yields weights and inputs. Those that most likely give a result come first."""
+    """Yields weights and inputs. The first ones are the most likely to give a result."""
     yield _weights(model, _near), _changed(x, _near_input)
     yield _weights(model, _near), _changed(x, _finite)
     # With only positive numbers no unit is inactive, and nothing cancels.
@@ -89,8 +89,8 @@ def _weights(model: keras.Model, change: Callable[[tf.Tensor, int], tf.Tensor]) 
     for number, variable in enumerate(model.trainable_variables):
         value = _keras.variables.value(variable)
         if value.dtype.is_floating:
-            wanted = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
-            found[id(variable)] = wanted
+            changed = tf.cast(change(tf.cast(value, tf.float32), number), value.dtype)
+            found[id(variable)] = changed
     return found
 
 
@@ -116,7 +116,7 @@ def _uniform(like: tf.Tensor, low: float, high: float, number: int) -> tf.Tensor
 
 
 def _breadth(value: tf.Tensor) -> float:
-    """Returns the number of entries over which one output sums, as far as the shape shows it."""
+    """Returns the number of entries that are summed for one output, as the shape shows it."""
     inner = value.shape[:-1].num_elements() if value.shape.rank else 1
     return max(1, inner)
 
@@ -124,8 +124,8 @@ def _breadth(value: tf.Tensor) -> float:
 def _near(value: tf.Tensor, number: int) -> tf.Tensor:
     """Returns weights with the same signs. Zeros and NaNs are replaced by small values."""
     small = _uniform(value, -1, 1, number) / _breadth(value) ** 0.5
-    there = tf.math.is_finite(value) & (value != 0)
-    return tf.where(there, value * _uniform(value, 0.75, 1.25, number), small)
+    usable = tf.math.is_finite(value) & (value != 0)
+    return tf.where(usable, value * _uniform(value, 0.75, 1.25, number), small)
 
 
 def _positive(value: tf.Tensor, number: int) -> tf.Tensor:
@@ -143,7 +143,7 @@ def _finite(tensor: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _near_input(tensor: tf.Tensor, number: int) -> tf.Tensor:
-    """Returns inputs slightly above the real ones, so that an id as a float is not changed."""
+    """Returns inputs slightly above the real inputs, so that an id as a float stays the same."""
     if not tensor.dtype.is_floating:
         return tensor
     return _finite(tensor, number) + tf.cast(_uniform(tensor, 0.1, 0.4, number), tensor.dtype)

@@ -1,4 +1,4 @@
-"""Rules for convolutions: a product of the kernel and the input under it, at each position."""
+"""Rules for convolutions: at each position, a product of the kernel and the input under it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the input that are multiplied with each entry of a convolution's kernel."""
+"""Parts of the input that are multiplied with each entry of a convolution's kernel."""
 
 from __future__ import annotations
 

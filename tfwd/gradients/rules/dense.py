@@ -34,7 +34,7 @@ def bias(d: tf.Tensor) -> PerExampleGradient:
 
 
 def plain(variable: Any) -> bool:
-    """Returns True if a weight is the variable itself, not composed as by LoRA."""
+    """Returns True if a weight is a variable. LoRA, for example, composes a weight."""
     return _keras.variables.is_variable(variable)
 
 
@@ -80,7 +80,7 @@ def einsum_dense(layer: Any, call: Call, inputs: tf.Tensor, training: Any = None
 def _letters(equation: str, rank: int) -> tuple[str, str, str] | None:
     """Returns the letters of input, kernel and output, with letters for ellipses.
 
-    Returns None if it is not a product with a batch axis in front of both.
+    Returns None if the equation is not a product whose input and output begin with the batch axis.
     """
     left, _, output = equation.replace(" ", "").partition("->")
     given, _, kernel = left.partition(",")

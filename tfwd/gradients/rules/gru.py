@@ -1,4 +1,4 @@
-"""The rule for GRU, with the reset gate after the recurrent product or before it."""
+"""Rule for GRU, with the reset gate after or before the recurrent product."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from tfwd.gradients.rules.registry import rule
 def gru(layer: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
     """Computes a GRU with gates in the order z, r, h.
 
-    With `reset_after` the candidate's product is reset, otherwise `h`.
+    With `reset_after`, the reset gate multiplies the candidate's product. Otherwise it multiplies
+    `h`.
     """
     given = sequence(layer, keras.layers.GRUCell, *args, **kwargs)
     if given is None:
@@ -120,7 +121,7 @@ def _gru_reset_before(
 
 
 class Columns(PerExampleGradient):
-    """Terms of the parts of a weight, concatenated along its last axis."""
+    """Terms of the parts of a weight, concatenated along the weight's last axis."""
 
     def __init__(self, terms: list[PerExampleGradient]) -> None:
         self.terms, self.batch = terms, terms[0].batch

@@ -20,7 +20,7 @@ from tfwd.gradients.rules.recurrent_scan import Step, scan
 
 
 class LoopInputs(NamedTuple):
-    """The inputs of a recurrent layer's loop, for all kinds of layers.
+    """Inputs of a recurrent layer's loop, for all kinds of layers.
 
     Attributes:
         x: Inputs `[B, T, I]` in the order of the loop, after the cell's dropout.
@@ -93,7 +93,7 @@ def project(layer: Any, call: Call, x: tf.Tensor, bias: tf.Tensor | None) -> tf.
 
 
 def previous(given: LoopInputs, states: tf.Tensor) -> tf.Tensor:
-    """Returns the factor of the recurrent kernel at each step, `[B, T, U]`."""
+    """Returns the states that multiply the recurrent kernel at each step, `[B, T, U]`."""
     before = tf.concat([given.states[0][tf.newaxis], states[:-1]], 0)
     before = before if given.factor is None else before * given.factor
     return tf.transpose(before, [1, 0, 2])
@@ -107,7 +107,7 @@ def summed(d: tf.Tensor) -> PerExampleGradient:
 def sum_of_products(
     layer: Any, call: Call, given: LoopInputs, states: list[tf.Tensor], step: Step
 ) -> Any:
-    """Computes a layer that adds its two products, so that one gradient serves both."""
+    """Computes a layer that adds its two products. Both products then have the same gradient."""
     cell = layer.cell
     z = project(layer, call, given.x, call.value(cell.bias) if cell.use_bias else None)
     matrix = call.value(cell.recurrent_kernel)

@@ -1,9 +1,9 @@
-"""A recurrent loop whose gradient goes only to the pre-activations.
+"""Recurrent loop whose gradient goes only to the pre-activations.
 
 Each step computes `r = product(h)`, then `states = step(z_t, r, states)`. Forward stores `r` and
 the states. Backward runs the elementwise `step` again, and one product per step. It computes the
-gradients at `z` and at `r` anyway. The weights' gradients need only these, in products over all
-time steps, outside the loop.
+gradients of `z` and `r` anyway. The gradients of the weights need only these two gradients, in
+products over all time steps, outside the loop.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ def scan(
 
     Args:
         z: `[T, B, Z]`. The input's part of the pre-activations.
-        recurrent: `[T, B, R]`, of any value. Its gradient is the gradient at `r`.
+        recurrent: `[T, B, R]`. Its values are not used. Its gradient is the gradient of `r`.
         states: Initial states, with `h [B, U]` first.
         matrix: `[U, R]`, for `r = (factor * h) matrix`.
         step: Function from `z_t`, `r` and the states to the next states. It may contain products.
-        keep: `[T, B, 1]`, tf.bool. The states stay where it is False. Default None, for no mask.
+        keep: `[T, B, 1]`, tf.bool. The states do not change where it is False. Default None, for
+            no mask.
         factor: `[B, U]`, such as a dropout mask. Default None, for 1.
 
     Returns:

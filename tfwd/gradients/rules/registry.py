@@ -30,8 +30,8 @@ _HARMLESS = {
 def rule(*classes: type) -> Callable[[R], R]:
     """Registers a function as the rule of layer classes. It replaces an earlier rule.
 
-    The rule also holds for subclasses that run the `call` of the class. They must not override
-    other methods and properties that `call` may use.
+    The rule is also used for subclasses that run the `call` of the class. A subclass must not
+    override other methods and properties that `call` may use.
 
     Args:
         *classes: Keras layer classes.
@@ -39,8 +39,8 @@ def rule(*classes: type) -> Callable[[R], R]:
     Returns:
         A decorator for a function `rule(layer, call, *args, **kwargs)`. `args` and `kwargs` are the
         arguments of the layer's `call`, and `call` is a `Call`. The function returns the result of
-        the layer's `call`, or `NotImplemented` for a case that it does not cover. The layer's
-        weights are then computed example by example.
+        the layer's `call`, or `NotImplemented` for a case that it does not cover. The moments of
+        the layer's weights are then computed example by example.
 
     Raises:
         ValueError: If a class is not a Keras layer class.
@@ -66,7 +66,7 @@ def rule(*classes: type) -> Callable[[R], R]:
         >>> moments = gradients.moments(model, x, y, "mse")
         >>> moments.methods
         ['scale']
-        >>> moments.mean[0].numpy(), moments.mean_square[0].numpy()  # of x * x
+        >>> moments.mean[0].numpy(), moments.mean_square[0].numpy()  # mean of x * x
         (array([ 5., 10.], dtype=float32), array([ 41., 136.], dtype=float32))
     """
     for cls in classes:
@@ -92,7 +92,7 @@ def find(cls: type, owner: type) -> Rule | None:
 def _overrides(cls: type, base: type) -> bool:
     """Returns True if a subclass overrides a name that the `call` of a class may use.
 
-    These names are defined by the class or its bases below `keras.Layer`. Examples are an LSTM's
+    The class, or a base class below `keras.Layer`, defines these names. Examples are an LSTM's
     `inner_loop` and a convolution's `convolution_op`.
     """
     lines = [c for c in base.__mro__ if c not in keras.layers.Layer.__mro__]

@@ -30,16 +30,16 @@ def data(evidence: Evidence) -> Iterator[Cause]:
             yield Cause(
                 "NaN or infinity in the class_weight",
                 f"'{name}' has {detail.summary}: in all examples of class {classes}, and in no "
-                "others. Keras makes such sample weights of class_weight.",
-                "check the class_weight of fit (a class without examples gives 1/0), or at the "
+                "others. Keras computes such sample weights from class_weight.",
+                "check the class_weight of fit (a class without examples gives 1/0), or the "
                 "sample weights of the data.",
             )
             continue
         yield Cause(
             f"NaN or infinity in the {what}",
             f"'{name}' has {detail.summary} in {where}.",
-            "find these examples in the data; remove them or fill the gaps before training, as "
-            "with numpy.nan_to_num, and check how they were made.",
+            "find these examples in the data; remove them, or replace the values before training "
+            "(numpy.nan_to_num), and check how the values were made.",
         )
 
 
@@ -51,15 +51,15 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
     names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
     when = {
-        True: "No step of this training was made before: the values came from a file or an "
+        True: "This is the first step of the training: the values came from a file or an "
         "initializer.",
-        False: "They were finite after the previous step: other code has assigned to them since.",
-        None: "They were so at the start, or an unchecked step made them so: check each step "
-        "(every_n_steps=1).",
+        False: "They were finite after the previous step: other code has changed them since.",
+        None: "They were not finite at the start, or an unchecked step changed them: check each "
+        "step (every_n_steps=1).",
     }[evidence.is_first]
     trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
     if evidence.is_first is False and any(one.frame.name not in trained for one in bad):
-        when = "A layer or other code assigned to them: steps check trained weights only."
+        when = "A layer or other code changed them: steps check only trainable weights."
     yield Cause(
         "weights that are not finite already",
         f"{names}{more} are not finite before the step. {when}",
@@ -68,15 +68,15 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
 
 
 def arguments(evidence: Evidence) -> Iterator[Cause]:
-    """Ids, masks and lengths that a layer refuses, which XLA does not turn into an error."""
+    """Checks for ids, masks and lengths that a layer refuses. XLA removes the layer's error."""
     for one in evidence.bad("argument")[:3]:
         yield Cause(
             "an argument that a layer refuses",
             f"{describe(one)[0].upper()}{describe(one)[1:]}. Without jit_compile the layer raises "
-            "an error. XLA drops such errors: there the layer's output is NaN.",
-            "look at how the batch is made. Ids must come from the tokenizer of this very model, a "
-            "mask has 1 where there is text and 0 where there is padding, and longer texts are "
-            "cut.",
+            "an error. XLA removes such errors: the layer's output is NaN instead.",
+            "check how the batch is made. Ids must come from the tokenizer of this model. A mask "
+            "must be 1 where there is text and 0 where there is padding. Longer texts must be "
+            "truncated.",
         )
 
 
@@ -87,15 +87,15 @@ def learning_rate(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "a learning rate that is not finite or negative",
             f"The learning rate of this step is {value}{_iterations(evidence)}.",
-            "check the schedule: a division by a number of steps that is 0, a root or a "
-            "logarithm of a negative number, a decay that goes below 0. (A skipped step does not "
+            "check the schedule for a division by a number of steps that is 0, a root or a "
+            "logarithm of a negative number, or a decay below 0. (A skipped step does not "
             "advance the optimizer's iterations.)",
         )
         return
 
 
 def labels(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for labels that are no class of the model."""
+    """Checks for labels that are not a class of the model."""
     for one in outputs(evidence):
         values = evidence.data.get(one.label)
         if "sparse" not in loss_name(one.loss).lower() or values is None:

@@ -1,4 +1,4 @@
-"""Rule for the cause that there is nothing left to divide by: 0/0."""
+"""Rule for divisions of 0 by 0."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "nothing is left to divide by",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
-            "next "
-            "computation is NaN: 0/0.",
-            "look for a mask or a dropout rate that leaves nothing, and for a mean or a norm of "
-            "it; add a small number to the divisor.",
+            "next computation is NaN: 0/0.",
+            "look for a mask or a dropout rate that removes everything, and for a mean or a norm "
+            "of zeros; add a small number to the divisor.",
         )
         return
     if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
         return
     if is_recurrent(first.frame) and not first.detail.steps[:1].any():
-        return  # it is finite at first
+        return  # it is finite at the first time step
     seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             "nothing is left to divide by",
-            f"It is NaN in {rows_text(first.detail.rows)}, where {' and '.join(seen)}: 0/0.",
-            "check that a mask leaves something (a softmax over nothing but -infinity is NaN too); "
-            "otherwise add a small number to the divisor (a sum, norm or deviation), or remove "
-            "these examples.",
+            f"'{first.frame.label}' is NaN in {rows_text(first.detail.rows)}, where "
+            f"{' and '.join(seen)}: 0/0.",
+            "check that a mask does not remove everything (a softmax over nothing but -infinity is "
+            "NaN too); otherwise add a small number to the divisor (a sum, norm or deviation), or "
+            "remove these examples.",
         )
 
 
 def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
-    """Yields what is special about a layer's input, in each row in which it makes NaN."""
+    """Yields special properties of a layer's input, in the rows where the layer makes NaN."""
     vectors = first.detail.vectors
     if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
         inner = tuple(range(1, vectors.ndim))
         partly = (vectors.any(inner) & ~vectors.all(inner)).any()
         if partly and before.detail.width > 1 and before.detail.constant[vectors].all():
-            yield f"'{before.frame.label}' is one number throughout in the vectors that become NaN"
+            yield f"'{before.frame.label}' is constant within each vector that becomes NaN"
             return
     rows = first.detail.rows
     if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
         return
     if before.detail.zero[rows].all():
-        yield f"'{before.frame.label}' is 0 throughout, and so a norm or a sum of it"
+        yield f"all elements of '{before.frame.label}' are 0, so its norm and its sum are 0"
     elif before.detail.same[rows].all() and before.detail.width > 1:
-        yield f"'{before.frame.label}' is one number throughout, and its deviation 0"
+        yield f"'{before.frame.label}' is constant, so its deviation is 0"
 
 
 def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
@@ -79,6 +79,6 @@ def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
             flat = values.reshape(len(values), -1)
             if rows.any() and (flat[rows] == flat[rows, :1]).all():
                 if not flat[rows].any():
-                    yield f"'{name}' is 0 throughout"
+                    yield f"all elements of '{name}' are 0"
                 else:
-                    yield f"'{name}' is one number throughout, and its deviation 0"
+                    yield f"'{name}' is constant, so its deviation is 0"

@@ -1,4 +1,4 @@
-"""Evidence about a step that is not finite, for the rules of its causes."""
+"""Evidence about a step that is not finite, for the rules that find its causes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Evidence(NamedTuple):
         history: the extents of each weight's gradient, by path, and of the loss, in the last steps.
         model: the model.
         loss: str. The names of the model's losses.
-        is_first: bool. True if no step of this training was made before; `None` if it is unknown
-            whether the weights were finite after the last step.
+        is_first: bool. True for the first step of this training; `None` if it is unknown whether
+            the weights were finite after the last step.
         function: the loss of a single output, if the evidence is about one of several outputs.
         output: str. The name of that output.
         parts: for a non-finite loss of several outputs, the evidence of each output whose own loss
@@ -60,10 +60,10 @@ class Evidence(NamedTuple):
 
     @property
     def tensors_before(self) -> list[Measurement]:
-        """Returns the tensors that lead to the first non-finite one, the nearest last.
+        """Returns the tensors from which the first non-finite tensor is computed, the nearest last.
 
-        These are the tensor before it, the outputs of layers whose output it takes, and the outputs
-        of layers inside it.
+        These are the tensor just before it, the outputs of the layers that its layer takes, and the
+        outputs of layers inside its layer.
         """
         first = self.first
         at = self.found.index(first)
@@ -77,7 +77,7 @@ class Evidence(NamedTuple):
 
     @property
     def before(self) -> Measurement | None:
-        """Returns the layer's tensor just before the first non-finite one, but none inside it."""
+        """Returns the tensor just before the first non-finite one, but none inside its layer."""
         first = self.first
         at = self.found.index(first)
         kinds = ("data", "input", "pre-activation", "output")

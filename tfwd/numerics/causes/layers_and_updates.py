@@ -38,8 +38,8 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     epsilon = getattr(layer, "epsilon", None)
     given = ""
     advice = (
-        "use a larger epsilon (1e-3; in float16 nothing below 1e-4), a larger batch, and look for "
-        "units before it that are the same for all examples."
+        "use a larger epsilon (1e-3; in float16 at least 1e-4) or a larger batch, and look for "
+        "units before this layer that are the same for all examples."
     )
     if before is not None and before.detail.low == before.detail.high:
         given = f" Its input is {before.detail.low:g} everywhere."
@@ -62,11 +62,11 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     first, before = evidence.first, evidence.before
     what = f"'{first.frame.name}' makes"
     if first.frame.kind == "input" and before is not None:
-        what = f"What is computed between '{before.frame.label}' and '{first.frame.label}' makes"
+        what = f"The code between '{before.frame.label}' and '{first.frame.label}' makes"
     if first.frame.kind == "loss":
         bad = [one for one in evidence.predictions if not one.is_finite]
         first = next(iter(bad), first)
-        what = "What the model computes after its last layer makes"
+        what = "The code of the model after its last layer makes"
     if first.frame.kind not in ("input", "output", "pre-activation", "prediction"):
         return
     if before is None:
@@ -82,7 +82,9 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     given = before.detail
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
-    where = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
+    where = ""
+    if first.detail.rows.any():
+        where = f" The non-finite elements are in {rows_text(first.detail.rows)}."
     zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
     where += _input_at_position(evidence, first, before)
     scale = large_inputs(evidence, "x")
@@ -125,7 +127,7 @@ def _input_at_position(evidence: Evidence, first: Measurement, before: Measureme
     if first.detail.width != values.shape[1]:
         return ""
     value = values[rows[0], columns[0]]
-    return f" In column {columns[0]} of it '{before.frame.name}' is {value:.3g}."
+    return f" In column {columns[0]} of this row, '{before.frame.name}' is {value:.3g}."
 
 
 def backward(evidence: Evidence) -> Iterator[Cause]:
@@ -152,19 +154,21 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
     )
     source = " and ".join(f"'{name}'" for name in first.frame.source)
     where = (
-        f"the gradient that {source} gives back to '{first.frame.name}' is not"
+        f"the gradient that {source} returns to '{first.frame.name}' is not"
         if source
-        else f"the gradient is not: what follows '{first.frame.name}', which is no layer but the "
-        "loss function or what is computed before it, has no finite derivative somewhere"
+        else f"the gradient is not: the loss function, or code after layer '{first.frame.name}', "
+        "has no finite derivative for some value"
     )
-    rows = f" It is in {rows_text(first.detail.rows)}." if first.detail.rows.any() else ""
+    rows = ""
+    if first.detail.rows.any():
+        rows = f" The non-finite elements are in {rows_text(first.detail.rows)}."
     if not source:
         rows += _loss_inputs_text(evidence, first)
     yield Cause(
         "a function whose derivative is infinite",
-        f"The forward pass is finite, including the loss, and {where}.{seen}"
+        f"The forward pass and the loss are finite, but {where}.{seen}"
         f"{rows if first.frame.kind == 'gradient' else ''}",
-        f"look in {source or 'it'} for a root, a norm, a logarithm or a power at 0, and for "
+        f"look in {source or 'this code'} for a root, a norm, a logarithm or a power at 0, and for "
         "tf.where around one of them: add a small number inside, and give both branches of "
         "tf.where finite numbers.",
     )
@@ -191,7 +195,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for finite gradients that give a new value that is not finite."""
+    """Checks for a non-finite new value of a weight, after a finite gradient."""
     one = evidence.first
     if one.frame.kind != "update":
         return
@@ -209,18 +213,18 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         name = getattr(constraint, "__name__", type(constraint).__name__)
         yield Cause(
             "an update out of range",
-            f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is "
-            f"not. The weight has the constraint '{name}', which is applied after the update."
-            f"{shown}",
-            "call the constraint on the weight alone, and look in it for a division by zero, a "
-            "root or a logarithm; if its result is finite, lower the learning rate.",
+            f"The gradient and the learning rate are finite, but the new value of "
+            f"'{one.frame.name}' is not. The weight has the constraint '{name}', which is applied "
+            f"after the update.{shown}",
+            "call the constraint on the weight, and look in the constraint for a division by "
+            "zero, a root or a logarithm; if its result is finite, lower the learning rate.",
         )
         return
     yield Cause(
         "an update out of range",
-        f"Gradient and learning rate are finite, and the new value of '{one.frame.name}' is not."
-        f"{shown}",
-        "lower the learning rate; give the optimizer a larger epsilon (in float16 nothing below "
+        f"The gradient and the learning rate are finite, but the new value of '{one.frame.name}' "
+        f"is not.{shown}",
+        "lower the learning rate; use a larger epsilon in the optimizer (in float16 at least "
         "1e-4), and keep weights in float32.",
     )
 

@@ -1,4 +1,4 @@
-"""Search for the likely causes of a step that is not finite. See `docs/non_finite.md`."""
+"""Finds the likely causes of a step that is not finite. See `docs/non_finite.md`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ COMPUTED: list[Rule] = [
 
 
 def likely_causes(evidence: Evidence) -> list[Cause]:
-    """Returns the causes that fit, the best supported first."""
+    """Returns the causes that fit the evidence, the best supported first."""
     if all(one.is_finite for one in evidence.found):
         return []
-    # A problem before the model computes anything explains the rest. So does a learning rate if
-    # everything else is finite.
+    # A problem before the model computes anything explains the rest. A learning rate explains the
+    # rest if everything else is finite.
     for rules in (GIVEN, [data_and_weights.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
@@ -53,7 +53,7 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
             return found
     causes = [cause for rule in COMPUTED for cause in rule(evidence)]
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
-        # The weights were trained until the state grew. A lower rate or clipping comes first.
+        # Training changed the weights until the state grew. Advice on gradients comes first.
         causes.sort(key=lambda cause: cause.name != BLOW_UP)
     causes += data_and_weights.learning_rate(evidence)
     return causes or list(layers_and_updates.domain(evidence))

@@ -1,4 +1,4 @@
-"""Examples of a batch whose loss is not finite, found by computing each alone."""
+"""Finds the examples of a batch whose loss is not finite: computes the loss of each example."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.outputs_with_losses import of_output, outputs
 
-MOST = 512  # examples, each of which takes about a millisecond
+MOST = 512  # largest number of examples: each takes about a millisecond
 
 
 def bad_rows(evidence: Evidence) -> np.ndarray:
-    """Returns for each example whether its loss is not finite.
+    """Finds the examples whose loss is not finite.
 
     Returns:
-        Booleans along the batch. Empty if it is unknown: if there are several outputs, or a custom
-        loss that cannot be computed for one example.
+        Booleans along the batch. Empty if the losses are unknown. Examples are several outputs, a
+        large batch, and a custom loss that needs more than one example.
     """
     loss = evidence.function
     if loss is None:
@@ -42,7 +42,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
                 for i in range(len(predictions))
             ]
         )
-    except Exception:  # the loss is the user's, and may need more than one example
+    except Exception:  # a custom loss may need more than one example
         return none
 
 
@@ -51,7 +51,7 @@ def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
-    """Returns what predictions and labels have only in these examples, as parts of a sentence.
+    """Returns properties of predictions and labels in these examples only, as text.
 
     `bad` must come from `bad_rows`, with at least one True.
     """
@@ -71,7 +71,7 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
 
 
 def parts(evidence: Evidence) -> list[Evidence]:
-    """Returns the evidence of each of several outputs with an example whose loss is not finite."""
+    """Returns the evidence of each output that has an example whose loss is not finite."""
     if len(evidence.predictions) < 2:
         return []
     found = [of_output(evidence, output) for output in outputs(evidence)]

@@ -1,4 +1,4 @@
-"""Rule for the cause that lies in the loss function."""
+"""Rules for causes in the loss function, and in losses that layers add."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tfwd.numerics.tensor_measurements import rows_text
 
 
 def loss_function(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for a loss that is the first non-finite tensor, for one output after the other."""
+    """Checks for a loss that is the first non-finite tensor, separately for each output."""
     wrong = _wrong_weights(evidence) if evidence.first.frame.kind == "loss" else []
     if wrong and not evidence.parts:  # no output's own loss is bad
         yield Cause(
             "NaN or infinity in the loss_weights",
             f"All outputs of the model are finite. The loss_weights of compile are not: "
             f"{', '.join(wrong)}.",
-            "correct the loss_weights. The weight 0 leaves the loss of an output out.",
+            "correct the loss_weights. To leave out the loss of an output, use the weight 0.",
         )
         return
     for part in evidence.parts or [evidence]:
@@ -34,7 +34,7 @@ def loss_function(evidence: Evidence) -> Iterator[Cause]:
 
 
 def added(evidence: Evidence) -> Iterator[Cause]:
-    """Finds that the first bad tensor is a loss that a layer adds: a regularizer or `add_loss`."""
+    """Checks for a non-finite loss that a layer adds, by a regularizer or `add_loss`."""
     first = evidence.first
     if first.frame.kind != "added loss":
         return
@@ -47,23 +47,23 @@ def added(evidence: Evidence) -> Iterator[Cause]:
     shown = f" Ranges: {', '.join(ranges[:4])}." if ranges else ""
     yield Cause(
         "a loss that a layer adds",
-        f"All that the model computes is finite, and what layer '{name}' adds to the loss is "
+        f"The outputs of layers are finite, but the loss that layer '{name}' adds is "
         f"{'NaN' if is_nan else 'infinite'}.{shown}",
-        "look at the layer's regularizers and at its add_loss: clip what a logarithm or a root is "
-        "taken of, add a small number to what is divided by.",
+        "check the layer's regularizers and its add_loss: clip the argument of a logarithm or a "
+        "root, and add a small number to a divisor.",
     )
 
 
 def _wrong_weights(evidence: Evidence) -> list[str]:
-    """Returns the non-finite weights of losses with which a model was compiled, as text."""
+    """Returns the non-finite `loss_weights` of a compiled model, as text."""
     if not isinstance(evidence.model, keras.Model):
         return []
     weights = _keras_training.compiled_loss(evidence.model)[1]
     if isinstance(weights, dict):
-        named = [(f"of output {name!r}", value) for name, value in weights.items()]
+        named = [(f"for output {name!r}", value) for name, value in weights.items()]
     else:
         flat = [] if weights is None else tf.nest.flatten(weights)
-        named = [(f"of output {i}", value) for i, value in enumerate(flat)]
+        named = [(f"for output {i}", value) for i, value in enumerate(flat)]
     named = [(where, value) for where, value in named if isinstance(value, (int, float))]
     return [f"{value} {where}" for where, value in named if not math.isfinite(value)]
 
@@ -84,11 +84,12 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     exactly = reasons(evidence, bad) if bad.any() else []
     signs, advice, ends_reached = [], [], False
     if exactly:
-        signs.append(f"it is so in {rows_text(bad)}, and only there {' and '.join(exactly)}")
+        where = f"its non-finite values are in {rows_text(bad)}"
+        signs.append(f"{where}, and only there {' and '.join(exactly)}")
         advice.append("clip the argument of a logarithm or a root, and the divisor")
     elif bad.any() and not bad.all():
-        signs.append(f"it is so in {rows_text(bad)} alone")
-    # If a custom training step computes the loss, it is most often of the last output.
+        signs.append(f"its non-finite values are only in {rows_text(bad)}")
+    # A custom training step usually computes its loss from the last output.
     given, what = evidence.predictions, "the predictions"
     is_own = not given
     if is_own:
@@ -108,8 +109,8 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             advice.append("clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
         elif low < 0 and is_nan and not squares and "logits" not in named:
             signs.append(
-                f"{what} begin{'s' * is_own} at {low:.3g}, and a logarithm, a root or a fractional "
-                "power of a negative number is NaN"
+                f"{what} go{'es' * is_own} down to {low:.3g}, and a logarithm, a root or a "
+                "fractional power of a negative number is NaN"
             )
             advice.append("clip the argument of a logarithm or a root")
     for name, values in evidence.data.items():
@@ -120,14 +121,14 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             advice.append("scale the labels")
         elif not squares and values.ndim == 2 and values.shape[1] > 1:
             if (~values.any(1)).any():
-                signs.append(f"'{name}' is 0 throughout in {rows_text(~values.any(1))}")
+                signs.append(f"all elements of '{name}' are 0 in {rows_text(~values.any(1))}")
             elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
                 signs.append(f"the rows of '{name}' are not distributions: they do not add up to 1")
             absent = np.flatnonzero(~values.any(0))
             if absent.size:
-                signs.append(f"class {', '.join(map(str, absent[:5]))} is absent in the batch")
+                signs.append(f"class {', '.join(map(str, absent[:5]))} is absent from the batch")
         elif values.size and not values.any():
-            signs.append(f"'{name}' is 0 for the whole batch")
+            signs.append(f"all elements of '{name}' are 0")
     if not is_nan and not signs:
         outputs = [one for one in evidence.of("output") if is_beyond_exp(one)]
         if outputs:
@@ -137,9 +138,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
                 f"more than {exp_limit(least):.3g} is infinite"
             )
             advice.append("clip the argument of an exponential")
-    nothing = "in predictions and labels stands out" if evidence.data else "is known of the labels"
+    nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
     if is_nan and not (squares or entropy or ends_reached):
-        advice.append("look for a mean or a norm of nothing, which is 0/0")
+        advice.append("look for a mean over no elements, or a division by a norm of 0")
     if not advice or not ends_reached:
         advice.append("add a small number to the divisor")
     if is_own:
@@ -148,7 +149,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
     yield Cause(
         "the loss function",
-        f"All outputs of the model are finite, and the loss{name} is "
+        f"All outputs of the model are finite, but the loss{name} is "
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
@@ -175,7 +176,7 @@ def _custom_loss_cause(
         advice.append("or compute the loss by self.compute_loss, so that each example is checked")
     return Cause(
         "the loss function",
-        f"All layers are finite, and the loss is {'NaN' if is_nan else 'not'}. It is computed in "
-        f"{where}, which this report does not examine.{shown}{seen}",
+        f"The outputs of layers are finite, but the loss is {'NaN' if is_nan else 'not'}. The loss "
+        f"is computed in {where}, which this report does not examine.{shown}{seen}",
         "; ".join(dict.fromkeys(advice)) + ".",
     )

@@ -13,7 +13,7 @@ from tfwd.numerics.report import Measurement
 
 
 class Output(NamedTuple):
-    """Output of a model that has a loss.
+    """Output of a model, if the output has a loss.
 
     Attributes:
         name: str. The output's name; empty if the model has only one output.
@@ -34,7 +34,7 @@ def loss_name(loss: Any) -> str:
 
 
 def outputs(evidence: Evidence) -> list[Output]:
-    """Returns the outputs with a loss; none if the assignment is unclear."""
+    """Returns the outputs with a loss; none if the loss or labels of an output are unclear."""
     if not isinstance(evidence.model, keras.Model):
         return []
     loss = _keras_training.compiled_loss(evidence.model)[0]

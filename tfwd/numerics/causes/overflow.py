@@ -1,4 +1,4 @@
-"""Causes of too large numbers: float16, exploding gradients, an exploding forward pass."""
+"""Rules for overflows: float16, exploding gradients, an exploding forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.report import Cause, Measurement
 
 HALF_MAX = 65504.0
-UNSCALED = 100.0  # data that layers get are about 1
+UNSCALED = 100.0  # the inputs of layers are usually about 1
 LARGE = 1e3  # larger than weights in a successful training
 
 
@@ -51,8 +51,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         )
         yield Cause(
             "an overflow of float16",
-            f"{reached}. The largest float16 is 65504, so the data overflow as soon as "
-            f"'{first.frame.name}' takes them as float16.",
+            f"{reached}. The largest float16 is 65504, so the data overflow when "
+            f"'{first.frame.name}' casts them to float16.",
             "scale the data (mean 0, deviation 1) before the model; or give the first layer "
             "dtype='float32'; or use mixed_bfloat16, which has the range of float32.",
         )
@@ -69,7 +69,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         if largest is None and max(given, made) < HALF_MAX / 16:
             seen += (
                 f" Its inputs are at most {given:.3g}, and its finite outputs at most {made:.3g}. "
-                "A number in between is larger, for example a sum of many numbers or a square."
+                "A number inside the layer is larger, for example a large sum or a square."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -80,12 +80,12 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         "an overflow of float16",
         seen,
         "make the loss smaller (scale the labels, use a mean instead of a sum), and use a "
-        "LossScaleOptimizer, which lowers its scale until gradients fit (fit has one with "
-        "mixed_float16; a custom training step calls optimizer.scale_loss); or use "
+        "LossScaleOptimizer, which lowers its scale until gradients fit (fit uses it with "
+        "mixed_float16; a custom training step must call optimizer.scale_loss); or use "
         "mixed_bfloat16, which has the range of float32."
         if backward
-        else "divide before a sum or a product and not after it, as attention divides by the root "
-        "of the width; run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which "
+        else "divide before a sum or a product, not after it (attention divides by the root "
+        "of the width); run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which "
         "has the range of float32.",
     )
 
@@ -101,14 +101,14 @@ def overflows_half(evidence: Evidence) -> bool:
 
 def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     """Checks for gradients that grew in the last steps, and for very large numbers."""
-    growth: dict[str, tuple[float, float, float]] = {}  # the last, per step, and in total
+    growth: dict[str, tuple[float, float, float]] = {}  # last value, growth per step, total growth
     history = list(evidence.history)
     for name in history[-1] if history else ():
         values = [past[name] for past in history if past.get(name, 0.0) > 0]
         values = [value for value in values if np.isfinite(value)][-6:]
         if len(values) >= 3:
-            whole = values[-1] / values[0]
-            growth[name] = values[-1], whole ** (1 / (len(values) - 1)), whole
+            total = values[-1] / values[0]
+            growth[name] = values[-1], total ** (1 / (len(values) - 1)), total
     growth.pop("loss", None)
     grown = {name: one for name, one in growth.items() if one[1] > 1.5 and one[2] > 10}
     if grown and 2 * len(grown) >= len(growth):
@@ -116,8 +116,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         size, factor, _ = grown[leader]
         yield Cause(
             "gradients that blow up",
-            f"In the last steps {len(grown)} of {len(growth)} gradients grew. The fastest, of "
-            f"'{leader}', grew by a factor of {factor:.3g} per step, to {size:.3g}.",
+            f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "
+            f"'{leader}' grew fastest, by a factor of {factor:.3g} per step, to {size:.3g}.",
             "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
             "Keras optimizer).",
         )
@@ -141,7 +141,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         first_steps = (
             ""
             if grown_weights and not evidence.is_first
-            else "; if it is among the first steps, look at initial weights and the scale of data"
+            else "; in one of the first steps, check the initial weights and the scale of the data"
         )
         yield Cause(
             "gradients that blow up",
@@ -153,10 +153,10 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> Cause:
-    """Returns the cause for the forward pass of a first step, before any update."""
+    """Returns the cause for an overflow in forward, if no update has caused it."""
     when = (
-        "No step of this training was made before: neither gradients nor the learning rate are "
-        "the cause."
+        "This is the first step of the training: neither gradients nor the learning rate are the "
+        "cause."
         if evidence.is_first
         else "Gradients were moderate before."
     )

@@ -1,4 +1,4 @@
-"""Rule for the cause that a recurrent layer's state grows."""
+"""Rule for a recurrent layer whose state grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 
 
 def growing_state(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for a recurrent layer whose state is finite at first, and later not."""
+    """Checks for a recurrent layer whose state becomes non-finite at a later time step."""
     first = evidence.first
     steps = first.detail.steps
     if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():
@@ -24,8 +24,8 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     unbounded = bool(activation) and activation not in BOUNDED
-    said = (
-        f' Its activation="{activation}" has no bound, so the state can grow each time step.'
+    reason = (
+        f' Its activation="{activation}" is unbounded, so the state can grow in each time step.'
         if unbounded
         else ""
     )
@@ -44,7 +44,7 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
         advice = f"lower the learning rate or clip gradients (global_clipnorm=1.0); {advice}"
     yield Cause(
         "a state that grows from step to step",
-        f"The inputs of '{first.frame.name}' are finite, and its state up to time step {step - 1}, "
-        f"and at time step {step} it is not.{said}",
-        f"{advice}. Shorter sequences only hide it.",
+        f"The inputs of '{first.frame.name}' are finite. Its state is finite up to time step "
+        f"{step - 1}, and not finite at time step {step}.{reason}",
+        f"{advice}. Shorter sequences only hide the problem.",
     )

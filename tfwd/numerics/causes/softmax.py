@@ -1,4 +1,4 @@
-"""Rule for the cause that a softmax gets only -infinity, for example from a mask over all keys."""
+"""Rule for a softmax whose inputs are all -infinity, for example from a mask over all keys."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tfwd.numerics.tensor_measurements import rows_text
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")
-LEAST_WIDTH = 4  # of vectors that are unlikely to be all NaN by chance
+LEAST_WIDTH = 4  # a shorter vector may be all NaN by chance
 
 
 def all_masked(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for a softmax whose inputs are all -infinity, or a mask of -infinity before it."""
+    """Checks for a softmax whose inputs are all -infinity, or for a mask of -infinity."""
     first = evidence.first
     if first.frame.kind not in ("input", "output", "pre-activation"):
         return
@@ -26,15 +26,15 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        whole = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
-        if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or whole):
+        all_inputs = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
+        if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or all_inputs):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
         yield Cause(
             "a softmax over nothing but -infinity",
-            f"'{first.frame.name}' makes {found.negative_inf} elements -infinity, as a mask does."
-            f"{then} A softmax of which all inputs are -infinity is NaN.",
-            "check that the mask leaves at least one key to each query, and has the right sign "
+            f"'{first.frame.name}' sets {found.negative_inf} elements to -infinity, as a mask does."
+            f"{then} A softmax is NaN if all its inputs are -infinity.",
+            "check that the mask leaves at least one key for each query, and has the right sign "
             "(True where a key is kept); or mask by a large negative number, -1e9 (in float16 "
             "-6e4), instead of -infinity. If only some inputs of each softmax are -infinity, "
             f"this is fine: ignore the layer with FiniteCheck(exclude={first.frame.name!r}).",
@@ -51,28 +51,28 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     elif masked:
         seen = (
             f"'{first.frame.name}' is NaN in {rows_text(first.detail.rows)}, and only there "
-            f"{' and '.join(masked)}. If that is padding, no key is left."
+            f"{' and '.join(masked)}. If this value is padding, no key is left."
         )
     elif first.detail.steps.any() and not first.detail.steps.all():
         steps = ", ".join(str(i) for i in np.flatnonzero(first.detail.steps)[:5])
-        seen = f"'{first.frame.name}' is NaN at time step {steps} alone: a mask may leave no key."
+        seen = f"'{first.frame.name}' is NaN only at time step {steps}: a mask may leave no key."
     else:
         seen = f"'{first.frame.name}' makes NaN from finite numbers."
     yield Cause(
         "a softmax over nothing but -infinity",
         f"{seen} A softmax is 0/0 if all its inputs are -infinity.",
-        "check that the mask leaves at least one key to each query (for an example that is all "
+        "check that the mask leaves at least one key for each query (for an example that is all "
         "padding, keep one, or remove the example), and has the right sign (True where a key "
         "is kept); or mask by a large negative number, -1e9 (in float16 -6e4), instead of "
-        "-infinity. If there is no softmax, check a division by a sum of nothing.",
+        "-infinity. If there is no softmax, look for a division by a sum that is 0.",
     )
 
 
 def single_queries(evidence: Evidence, first: Measurement) -> str:
-    """Returns a sentence if whole vectors are NaN beside finite ones of the same example.
+    """Returns a sentence if an example has both vectors that are all NaN and other vectors.
 
-    This is so for queries to which a mask leaves no key. An elementwise function would leave some
-    elements finite.
+    A mask that leaves no key for a query has this effect. An elementwise function would leave some
+    elements of the vector finite.
     """
     vectors, before = first.detail.vectors, evidence.before
     if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or is_recurrent(first.frame):
@@ -83,13 +83,13 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     constant = np.zeros(0, bool) if before is None else before.detail.constant
     if constant.shape == vectors.shape and constant[vectors].all():  # a norm or a deviation of 0
         return ""
-    there = vectors.any(tuple(range(1, vectors.ndim - 1)))
-    places = [f"query {query} of row {row}" for row, query in np.argwhere(there)]
+    queries = vectors.any(tuple(range(1, vectors.ndim - 1)))
+    places = [f"query {query} of row {row}" for row, query in np.argwhere(queries)]
     more = f" and {len(places) - 3} others" if len(places) > 3 else ""
-    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, there)]
+    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, queries)]
     return (
         f"'{first.frame.name}' is NaN in whole vectors at {', '.join(places[:3])}{more}, and "
-        "finite beside them, as attention is at a query to which a mask leaves no key."
+        "finite elsewhere. Attention has such outputs at queries for which a mask leaves no key."
         + (f" Only there, {' and '.join(masks)} leaves no key." if masks else "")
     )
 
@@ -108,7 +108,7 @@ def _is(found: Measurement, words: tuple[str, ...]) -> bool:
 
 
 def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
-    """Yields inputs that are constant in the examples that are NaN, and in no others."""
+    """Yields inputs that are constant in the examples with NaN, and only there, as text."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
         counted = values.dtype == bool or np.issubdtype(values.dtype, np.integer)
@@ -122,4 +122,4 @@ def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
         if rows.all() and value:  # nothing to compare with
             continue
         if same[rows].all() and not same[~rows].any():
-            yield f"'{name}' is {value.item()} throughout"
+            yield f"all elements of '{name}' are {value.item()}"

@@ -1,4 +1,4 @@
-"""Checked training step: a model's own step, made only if all its tensors are finite.
+"""Checked training step: a model's own step, applied only if all its tensors are finite.
 
 - `CheckedStep`: the step of a compiled model, on all replicas. `Outcome` is its result.
 - `plain_step`: the same step without checks.

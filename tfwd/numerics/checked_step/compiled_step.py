@@ -1,14 +1,15 @@
-"""Compiles a model's own training step, and makes it only if all its tensors are finite.
+"""Compiles a model's own training step, and applies it only if all its tensors are finite.
 
-The step is the model's `train_step`, as `fit` calls it. The checked numbers are returned to the
-host, because XLA removes operations that would stop the program. The variables change only if
+The step is the model's `train_step`, as `fit` calls it. The step returns the results of its checks
+to the host, because XLA removes operations that would stop the program. The variables change only
+if
 
     good = all(finite(data, forward, loss, backward, learning rate)) on all replicas.
 
 This uses `tfwd._graph.tentative_assignments`. Most optimizers turn finite gradients of moderate
-size into finite values. For them the decision is made before the first assignment. For other
-optimizers, and for a custom training step, the new values are checked too, and undone if they are
-not finite.
+size into finite values. With these optimizers, the step decides before the first assignment. With
+other optimizers, and in a custom training step, it also checks the new values. It undoes the
+assignments if a new value is not finite.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tfwd.numerics.checked_tensors import Frame
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
 SMALLEST_EPSILON = 1e-12
-# Their arguments that multiply a weight or a gradient, and those of moving averages.
+# Arguments of these optimizers that multiply a weight or a gradient, and arguments of averages.
 FACTORS, LARGEST_FACTOR = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue"), 1e6
 AVERAGES = ("beta_1", "beta_2", "rho", "momentum")
 
@@ -43,9 +44,9 @@ class Outcome(NamedTuple):
 
     Attributes:
         logs: the return value of the model's `train_step`.
-        good: bool. True if the step was made.
-        scaled_down: bool. True if only scaled gradients were not finite, so that the optimizer
-            lowers the scale of its loss.
+        good: bool. True if the step was applied.
+        scaled_down: bool. True if only scaled gradients were not finite. The optimizer then lowers
+            the scale of its loss.
         frames: the checked tensors, in the order of computation.
         found: for each replica, the measurement of each frame.
         largest: for each replica, the largest absolute value of each frame if it is finite. Empty
@@ -80,16 +81,17 @@ class _Trace(NamedTuple):
 
 
 class CheckedStep:
-    """Checked training step of a compiled model, on a batch of the host.
+    """Checked training step of a compiled model, for a batch on the host.
 
     Args:
         model: the compiled model, as in `fit`.
         measure: function of a frame, its tensor (or a nest of tensors) and the third argument of
-            `Watch`. It returns the measurement; by default the `extent`. With a function, the step
-            is only examined, and all variables keep their values.
-        exact: bool. Checks each element, also if one pass over a tensor cannot decide.
-        tells_largest: bool. Also finds the largest absolute value of each tensor.
-        ignores: function that returns True for frames to ignore.
+            `Watch`. It returns the measurement. If it is given, the step is only examined, and all
+            variables keep their values. Default None, for the `extent`.
+        exact: bool. Checks each element. Default False, which checks each tensor in one pass. One
+            pass cannot decide for some tensors.
+        tells_largest: bool. Also finds the largest absolute value of each tensor. Default False.
+        ignores: function that returns True for frames to ignore. By default no frame is ignored.
 
     Attributes:
         unused: list of the paths of weights that no gradient reached, known after a step.
@@ -116,15 +118,16 @@ class CheckedStep:
         self._function = _Compiled(model, self._on_batch)
 
     def __call__(self, data: Any, spec: Any = None) -> Outcome:
-        """Makes the step on a batch.
+        """Runs the step on a batch.
 
         Args:
-            data: the batch, as the dataset of `fit` gives it.
-            spec: the dataset's `element_spec`, for the shapes with which `fit` traces.
+            data: the batch, as the dataset of `fit` yields it.
+            spec: the dataset's `element_spec`. The step is traced for the shapes for which `fit`
+                traces. Default None, for the shapes of the batch.
         """
         logs, number, values, before = self._function(data, spec)
         trace = self._traces[int(number)]
-        # For each replica, the list that `ReplicaStep.values` returned.
+        # For each replica, the list that its `ReplicaStep` returned.
         local = self.strategy.experimental_local_results
         replicas = [list(one) for one in zip(*map(local, values), strict=True)]
         good, scaled_down = replicas[0][:2]
@@ -149,8 +152,8 @@ class CheckedStep:
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
-        # The optimizer's variables are then known. Of several optimizers, each updates its own
-        # weights, and tfwd does not know which. A model may be built before its layers are.
+        # Building the optimizer makes its variables known. With several optimizers, tfwd does not
+        # know which weights each of them updates. A model may be built before its layers are built.
         is_built = all(layer.built for layer in _keras.layers.all_layers(self.model))
         if past_methods and is_built and len(optimizers) == 1:
             with tf.init_scope():
@@ -181,14 +184,14 @@ class CheckedStep:
             logs, values = self.strategy.run(on_replica, args=(data,))
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
-            self._traces.clear()  # only the last is used
+            self._traces.clear()  # only the last trace is used
         variables = [variable for variable, _ in before]
         self._traces.append(_Trace(steps[0].frames, steps[0].structure, variables))
         return logs, tf.constant(len(self._traces) - 1), values, [value for _, value in before]
 
 
 def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
-    """Returns the unchecked training step of a compiled model, on a batch with its spec."""
+    """Returns the unchecked training step of a compiled model, for a batch and its spec."""
     step = _keras_training.train_step(model)
     function = _Compiled(model, lambda data: model.distribute_strategy.run(step, args=(data,)))
     return lambda data, spec: _keras.multi_worker_fit.reduced(model, function(data, spec))
@@ -197,8 +200,8 @@ def plain_step(model: keras.Model) -> Callable[[Any, Any], Any]:
 class _Compiled:
     """Function of a batch, compiled like its model: eager, as a graph, or by XLA.
 
-    It is traced once for batches of all sizes, as in Keras. If it were traced for each size, layers
-    with stateful operations would draw again.
+    It is traced once for all batch sizes, as in Keras. With a trace for each size, layers with
+    stateful operations would draw again.
     """
 
     def __init__(self, model: keras.Model, function: Callable[[Any], Any]):
@@ -218,10 +221,10 @@ class _Compiled:
         if key not in self._by_spec:
 
             def of_parts(*tensors: tf.Tensor) -> Any:
-                whole: list[Any] = [None] * len(parts)
+                values: list[Any] = [None] * len(parts)
                 for i, tensor in zip(kept, tensors, strict=True):
-                    whole[i] = tensor
-                return self._function(tf.nest.pack_sequence_as(given, whole))
+                    values[i] = tensor
+                return self._function(tf.nest.pack_sequence_as(given, values))
 
             self._by_spec[key] = self._of_specs(of_parts, [specs[i] for i in kept])
         return self._by_spec[key](*(parts[i] for i in kept))
@@ -239,7 +242,7 @@ class _Compiled:
 
 
 def _is_of(part: Any, spec: Any) -> bool:
-    """Returns True if a part of a batch is a tensor of a spec, or an absent optional one."""
+    """Returns True if a part of a batch is a tensor that fits a spec, or an absent optional."""
     if isinstance(part, tf.Tensor):
         return isinstance(spec, tf.TensorSpec) and spec.is_compatible_with(part)
     return isinstance(part, tf.experimental.Optional)
@@ -269,12 +272,12 @@ def _is_safe(leaf: Any) -> bool:
 
 
 def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
-    """Returns those of an optimizer's arguments that are numbers. Others are not in use."""
+    """Returns the arguments of an optimizer that are numbers. Other arguments are not in use."""
     values = [getattr(leaf, name, None) for name in names]
     return [value for value in values if isinstance(value, (int, float))]
 
 
 def _has_own_constraint(model: keras.Model) -> bool:
-    """Returns True if a constraint that is not Keras's own assigns to a weight after an update."""
+    """Returns True if a custom constraint changes a weight after an update."""
     constraints = [getattr(variable, "constraint", None) for variable in model.trainable_variables]
     return any(not _keras.is_of_keras(type(one)) for one in constraints if one is not None)

@@ -18,7 +18,7 @@ from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named
 from tfwd.numerics.step_watch import Watch
 
-_here = threading.local()  # `step`: the step of the present thread
+_here = threading.local()  # `step`: the step of the current thread
 
 
 class Step(Protocol):
@@ -46,7 +46,7 @@ class ReplicaStep:
 
     Attributes:
         frames: the checked tensors.
-        structure: the structure of their measurements, if these are no extents.
+        structure: the structure of their measurements; `None` if they are extents.
     """
 
     def __init__(self, step: Step, tentative: Tentative, careful: bool, past_methods: bool = False):
@@ -63,7 +63,7 @@ class ReplicaStep:
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
     def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Makes the step. Returns its logs, whether it is good, and the measurements."""
+        """Runs the step. Returns its logs, and the list `[good, scaled_down, *measurements]`."""
         _here.step = self
         self._step.unused.clear()
         try:
@@ -113,7 +113,7 @@ class ReplicaStep:
         """Checks the losses that layers add, by `add_loss` and by regularizers."""
         model = self._step.model
         for layer in _keras.layers.all_layers(model):
-            # A layer of layers also lists the losses of those.
+            # A layer that contains layers also lists their losses.
             is_one = layer is not model and not _keras.layers.sublayers(layer)
             found = layer.losses if is_one else _keras.layers.own_losses(layer)
             # Losses of a layer that runs in a separate function cannot be used here.
@@ -130,10 +130,10 @@ class ReplicaStep:
     def before_update(
         self, optimizer: Any, grads: list[Any], variables: list[Any]
     ) -> tf.Tensor | None:
-        """Checks gradients and learning rate, and decides whether the update is made.
+        """Checks the gradients and the learning rate, and decides whether to apply the update.
 
         Returns:
-            The decision, if the caller must apply it.
+            The decision, if the caller must branch on it; otherwise None.
         """
         if self._past_methods:
             self._keep_state(optimizer, variables)
@@ -157,16 +157,17 @@ class ReplicaStep:
             return None
         good = self._is_good()
         if self._scale is None and gradients:
-            # Optimizers compute the square of a gradient, and its product with the rate.
-            most = tf.cast(self._step.finish(tf.reduce_max(_stacked(gradients))), tf.float32)
+            # Optimizers compute the square of a gradient, and its product with the learning rate.
+            largest_extent = self._step.finish(tf.reduce_max(_stacked(gradients)))
+            largest_gradient = tf.cast(largest_extent, tf.float32)
             for factor in (1.0, *self._rates):
-                good &= most * factor < SQUARED_IS_FINITE
+                good &= largest_gradient * factor < SQUARED_IS_FINITE
         self._good = agreed(good)
         if (
             tf.distribute.get_strategy().num_replicas_in_sync == 1
             and not private_graph_apis.in_xla()
         ):
-            # A branch is the fastest way, but several replicas cannot synchronise in one.
+            # A branch is fastest, but several replicas cannot synchronize inside a branch.
             with tf.init_scope():
                 _keras_training.build_optimizer(optimizer, variables)
             self._tentative.decide_after(self._good)
@@ -175,9 +176,9 @@ class ReplicaStep:
         return None
 
     def _keep_state(self, optimizer: Any, variables: list[Any]) -> None:
-        """Reads the state of an optimizer whose first step creates it.
+        """Builds an optimizer whose first step creates its state, and reads the state.
 
-        Operations may assign to it without the methods of variables.
+        Operations may assign to the state without the methods of variables.
         """
         with tf.init_scope():
             _keras_training.build_optimizer(optimizer, variables)
@@ -185,9 +186,9 @@ class ReplicaStep:
             self._tentative.keep(_keras.variables.tf_variable(variable))
 
     def _end(self, logs: Any) -> tf.Tensor:
-        """Returns whether the step is good, after its end."""
-        looked = any(frame.kind == "loss" for frame in self.frames)
-        if self._good is None and not looked and isinstance(logs, dict):
+        """Returns whether the step is good. The step must have ended."""
+        has_loss = any(frame.kind == "loss" for frame in self.frames)
+        if self._good is None and not has_loss and isinstance(logs, dict):
             for name, value in logs.items():
                 if "loss" in name:
                     self.watch.check("loss", name, value)
@@ -196,7 +197,7 @@ class ReplicaStep:
             return tf.constant(False)
         if self._good is not None:
             return self._good
-        # (A metric may be NaN, and so may a layer's stored values.)
+        # Metrics and the states of layers may be NaN. They are not checked.
         if self._past_methods:  # it is unknown which variables were assigned to
             values = [tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated]
         else:
@@ -208,7 +209,7 @@ class ReplicaStep:
 
     @property
     def _updated(self) -> list[Any]:
-        """Returns the variables that optimizers update: trained weights and their own variables."""
+        """Returns the variables that optimizers update: trainable weights and optimizer states."""
         model = self._step.model
         optimizers = _keras_training.optimizers(model)
         slots = [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
@@ -234,7 +235,7 @@ class ReplicaStep:
 def around_update(
     optimizer: Any, grads: list[Any], variables: list[Any], make: Callable[[], Any]
 ) -> None:
-    """Makes an optimizer's step in the present thread, by `make`, if the step is good."""
+    """Calls `make`, which applies an update, unless the current thread's step is bad."""
     step = getattr(_here, "step", None)
     good = None if step is None else step.before_update(optimizer, grads, variables)
 
@@ -249,7 +250,7 @@ def around_update(
 
 
 def check_loss(loss: Any, predictions: Any) -> Any:
-    """Lets the present thread's step check a loss, and returns the loss."""
+    """Checks a loss in the step of the current thread, and returns the loss."""
     step = getattr(_here, "step", None)
     if step is not None and step.watch.is_in_watched_graph():
         step.check_loss(loss, predictions)

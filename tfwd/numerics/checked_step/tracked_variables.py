@@ -35,9 +35,9 @@ def not_finite(model: keras.Model) -> list[str]:
 
 
 def variables_in(*objects: Any) -> list[tf.Variable]:
-    """Returns all variables that some TensorFlow objects track, at any depth.
+    """Returns all variables that TensorFlow objects track, at any depth.
 
-    Variables of Keras 3 are no `tf.Variable`, but hold one.
+    A variable of Keras 3 is not a `tf.Variable`, but contains a `tf.Variable`.
     """
     views = [tf.train.TrackableView(one).descendants() for one in objects]
     found = [
