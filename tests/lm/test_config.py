@@ -256,7 +256,7 @@ def test_config_files(root, name):
     assert imports == ["from tfwd.lm.config import default_config"]
     if name.startswith("awd_lstm"):
         config = module.get_config()
-        assert "published; not run here" in module.__doc__
+        assert "which tfwd has not reproduced" in module.__doc__
         assert config.model.hidden_units == (1150, 1150, 400)
         assert (config.optimizer.learning_rate, config.optimizer.clip_norm) == (30.0, 0.25)
 
