@@ -168,7 +168,8 @@ def test_a_sweep_file_that_is_none(run, tmp_path):
     (tmp_path / "sweeps.py").write_text("def get_sweep():\n    pass\n")
     code, _, err = run(sweep_tools.SPACE, "", f"--sweep={tmp_path / 'plain.py'}")
     assert code == 1 and err == (
-        f"error: {tmp_path / 'plain.py'}: there is no get_sweep() in it, which --sweep needs\n"
+        f"error: {tmp_path / 'plain.py'}: the file has no function get_sweep(), which --sweep "
+        "calls; add it\n"
     )
     code, _, err = run(sweep_tools.SPACE, "", f"--sweep={tmp_path / 'nofile.py'}")
     assert code == 1 and "sweep.py, sweeps.py" in err and "plain.py" not in err
