@@ -61,7 +61,7 @@ def test_errors_of_incomplete_runs(make_run, tmp_path):
     with pytest.raises(UserError, match=r"there is no run in .*nothing: it has no config\.json"):
         load(tmp_path / "nothing")
     run = make_run(best=False)
-    with pytest.raises(UserError, match="has no best checkpoint yet; --checkpoint=last may have"):
+    with pytest.raises(UserError, match="has no best checkpoint yet; try --checkpoint=last"):
         load(run)
     with pytest.raises(UserError, match="--checkpoint=first: give best or last"):
         load(run, "first")
