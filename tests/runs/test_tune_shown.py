@@ -131,7 +131,7 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     # Fewer than there are already: only a message.
     assert run(options="max_trials=2")[0] == 0
     code, out, _ = run(options="max_trials=1")
-    assert code == 0 and "max_trials=1 is lower: all trials stay, and none is added" in out
+    assert code == 0 and "max_trials=1 is lower: all trials stay, and no trial is added" in out
     # Another space is named in words.
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert state["space model.weight_dropout"] == "0 to 0.7, step 0.1"
