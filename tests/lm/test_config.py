@@ -21,7 +21,7 @@ WRONG = {
     "data.window": (4, "a window has at least 5 steps"),
     "data.eval_window": (0, "at least 1"),
     "model.embedding_dim": (0, "at least 1"),
-    "model.hidden_units": ((), "one per layer, as 300,150"),
+    "model.hidden_units": ((), "one per layer, such as 300,150"),
     "model.weight_dropout": (1.0, "a rate: at least 0, below 1"),
     "model.variational_noise": (-0.1, "a number, at least 0"),
     "model.noise_start_step": (-1, "a whole number"),

@@ -81,7 +81,7 @@ class Vocabulary:
         return self._numbers[label]
 
     def fingerprint(self) -> str:
-        """Returns sixteen hexadecimal digits, which only equal vocabularies share."""
+        """Returns a hash, sixteen hexadecimal digits. Only equal vocabularies have equal hashes."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
