@@ -90,11 +90,11 @@ def test_a_model_that_measures_after_fit_is_not_asked_too_early(tmp_path):
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] is to try 1.5 \(0 "),
+        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] has the value 1.5 \("),
         ({"dropout": {"kernel": tuning.Float(-0.5, 0.5)}}, r"try -0.5 \(-0.5 to 0.5\)"),
-        ({"noise": {"kernel": tuning.Float(-1, 0)}}, r"noise\['kernel'\] is to try -1.0"),
-        ({"dropout": {"kernel": tuning.Choice([0.5, 1.5])}}, "is to try 1.5"),
-        ({"dropout": {"kernel": 2}}, "is to try 2"),
+        ({"noise": {"kernel": tuning.Float(-1, 0)}}, r"noise\['kernel'\] has the value -1.0"),
+        ({"dropout": {"kernel": tuning.Choice([0.5, 1.5])}}, "has the value 1.5"),
+        ({"dropout": {"kernel": 2}}, "has the value 2"),
         ({"dropout": {"kernel": "0.5"}}, "give a number, Float"),
     ],
 )
