@@ -90,8 +90,8 @@ def test_a_model_that_measures_after_fit_is_not_asked_too_early(tmp_path):
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] has the value 1.5 \("),
-        ({"dropout": {"kernel": tuning.Float(-0.5, 0.5)}}, r"try -0.5 \(-0.5 to 0.5\)"),
+        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] has the value 1\.5"),
+        ({"dropout": {"kernel": tuning.Float(-0.5, 0.5)}}, r"value -0.5 \(-0.5 to 0.5\)"),
         ({"noise": {"kernel": tuning.Float(-1, 0)}}, r"noise\['kernel'\] has the value -1.0"),
         ({"dropout": {"kernel": tuning.Choice([0.5, 1.5])}}, "has the value 1.5"),
         ({"dropout": {"kernel": 2}}, "has the value 2"),
@@ -139,7 +139,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
 def test_a_directory_of_an_unknown_search_is_refused(tmp_path):
     make(tmp_path).search(X, X[:, :1], **DATA)
     (tmp_path / "search.json").unlink()
-    with pytest.raises(ValueError, match="only the trials are known"):
+    with pytest.raises(ValueError, match="holds a search without search.json"):
         make(tmp_path)
 
 
