@@ -35,7 +35,7 @@ def broken(hp):
 def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path, capsys):
     tuner = make(tmp_path / "sweep", tuning.rates(broken, SPACE))
     tuner.oracle.hyperparameters.Fixed("ready", True)
-    with pytest.raises(RuntimeError, match="none of the 4 trials.*: nothing works at 0.1"):
+    with pytest.raises(RuntimeError, match="none of the 4 finished trials.*: nothing works at 0.1"):
         tuner.search(X, X[:, :1], **DATA)
     lines = capsys.readouterr().out.splitlines()
     failed = [line for line in lines if "failed: " in line]
@@ -43,7 +43,7 @@ def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path
     for line in failed:
         assert "dropout/kernel=" in line and "RuntimeError: nothing works at 0." in line
     for best in (tuner.get_best_hyperparameters, tuner.get_best_models):
-        with pytest.raises(RuntimeError, match="none of the 4 trials that ended succeeded"):
+        with pytest.raises(RuntimeError, match="none of the 4 finished trials succeeded"):
             best()
     assert tuner.oracle.get_best_trials(3) == []
     # The chief of a shared search has a worker's traceback from the trial's folder alone.

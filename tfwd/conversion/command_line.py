@@ -111,7 +111,7 @@ def _check_out(values: flags.FlagValues) -> None:
         raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
     folder = os.path.dirname(out) or "."
     if not os.path.isdir(folder):
-        raise UserError(f"--out={out}: there is no folder {folder}; create it, or give another")
+        raise UserError(f"--out={out}: there is no folder {folder}; create it or give another path")
     if os.path.exists(out) and not values.overwrite:
         raise UserError(f"--out={out} exists already: give another name, or add --overwrite")
 

@@ -209,7 +209,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         failed = [self.oracle.trials[name] for name in self.oracle.end_order]
         first = [(t.trial_id, reason(t, self.get_trial_dir(t.trial_id))) for t in failed[:1]]
         why = "".join(f"; trial {number}: {text}" for number, text in first)
-        raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
+        raise RuntimeError(f"none of the {len(failed)} finished trials succeeded{why}")
 
     def _populate_initial_space(self) -> None:
         # keras-tuner also does this before a trial. Otherwise an unnamed layer would be called

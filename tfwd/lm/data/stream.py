@@ -2,8 +2,8 @@
 
 This is truncated back-propagation through time. The text is cut into `batch_size` contiguous
 columns. All columns are read together, a window of a few dozen steps at a time. The state at the
-end of a window is the state at the start of the next one. The lengths of the windows depend only on
-(seed, epoch), so that a run can resume in the middle of an epoch.
+end of a window is the state at the start of the next window. The lengths of the windows depend only
+on (seed, epoch), so that a run can resume in the middle of an epoch.
 """
 
 from __future__ import annotations

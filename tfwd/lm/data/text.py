@@ -40,8 +40,8 @@ def load_splits(
             `wiki.train.tokens` and `ptb.train.txt`). A single text file is split by position. None
             or "" reads the embedded text.
         fractions: the shares of a single text's three parts, in characters. A cut is moved to the
-            next line end, so that no line is divided. In a text without lines it is moved to the
-            next space. In a text without spaces it is not moved.
+            next line end, so that no line is divided. If there is no line end nearby, the cut is
+            moved to the next space. If there is no space nearby, the cut is not moved.
 
     Returns:
         The `Splits`. No part is empty.

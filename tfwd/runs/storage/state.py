@@ -126,7 +126,7 @@ class Progress:
 
 
 class RunState(tf.Module):
-    """Variables that a training step changes, besides those of the model and the optimizer.
+    """Variables that a training step changes, except the model's and the optimizer's variables.
 
     Args:
         states: the zero state of a recurrent model. A variable per tensor carries the state from

@@ -44,8 +44,8 @@ def load(
     Args:
         program: the program of the run.
         workdir: path of the run folder.
-        checkpoint: "best" reads the weights with the lowest validation loss, "last" the newest
-            ones.
+        checkpoint: "best" reads the weights with the lowest validation loss. "last" reads the
+            newest weights.
         say: called with a line for a damaged checkpoint. The previous checkpoint is used instead.
 
     Returns:

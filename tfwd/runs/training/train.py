@@ -1,4 +1,4 @@
-"""Training command: trains a new run or resumes a stopped one."""
+"""Training command: trains a new run or resumes a stopped run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def define(values: flags.FlagValues) -> None:
         STRATEGIES,
         "one: a single process. mirrored: a process for each GPU of this machine. multi_worker: "
         "the workers of TF_CONFIG or of a Slurm step. auto: multi_worker if TF_CONFIG is set, "
-        "else one",
+        "otherwise one",
         flag_values=values,
     )
     flags.DEFINE_integer(

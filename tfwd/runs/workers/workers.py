@@ -54,7 +54,7 @@ class Workers:
         return self.index == 0
 
     def rows(self, total: Any) -> tuple[Any, Any]:
-        """Returns the first row of this worker in a batch, and the row after its last one.
+        """Returns this worker's range of rows in a batch: the first row, and the last row plus 1.
 
         Args:
             total: int, or integer tensor. The number of rows of the batch.
