@@ -117,9 +117,7 @@ class Vocabulary:
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < len(self.tokens):
-                raise ValueError(
-                    f"{i} is not the id of a token; give 0 to {len(self.tokens) - 1}"
-                )
+                raise ValueError(f"{i} is not the id of a token; give 0 to {len(self.tokens) - 1}")
         return [self.tokens[i] for i in ids]
 
     def unknown(self, tokens: Iterable[str]) -> list[str]:

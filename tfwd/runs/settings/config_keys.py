@@ -87,9 +87,7 @@ OPTIMIZER_KEYS = {
         "decay the whole embedding table, or only the rows of the batch",
     ),
     "optimizer.decay_unused": Key(False, FLAG, "also decay weights that no gradient reaches"),
-    "optimizer.l2": Key(
-        0.0, NOT_NEGATIVE, "L2 penalty: add l2 * weight to the gradient; 0: off"
-    ),
+    "optimizer.l2": Key(0.0, NOT_NEGATIVE, "L2 penalty: add l2 * weight to the gradient; 0: off"),
     "optimizer.non_monotone_interval": Key(
         0,
         WHOLE,
