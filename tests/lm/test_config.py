@@ -166,7 +166,7 @@ def test_an_unlocked_config_is_checked_for_keys():
         ("weight_dropout", "did you mean model.weight_dropout"),
         ("data.epochs", "training.epochs"),
         ("model", "model is a group of config keys; its keys are model.embedding_dim, "),
-        ("sample.qqq", "those of sample are sample.tokens, sample.temperature"),
+        ("sample.qqq", "the keys of sample are sample.tokens, sample.temperature"),
         (
             "zzz",
             "the groups are seed, data, model, optimizer, training, numerics, gradients, sample",

@@ -43,7 +43,7 @@ def test_damaged_checkpoint_is_passed_over_and_said_so(make_run, capsys):
     found = load(run)
     assert found.progress["step"] == 10
     said = capsys.readouterr().err
-    assert "step-00000020" in said and "bytes" in said and "before it" in said
+    assert "step-00000020" in said and "bytes" in said and "previous checkpoint" in said
     assert len(said.splitlines()) == 1
     assert everything(run) == before  # reading a run changes nothing in it
 
