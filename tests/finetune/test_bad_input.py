@@ -295,7 +295,7 @@ def test_headers_of_tab_separated_files(tmp_path):
 def test_the_config_that_is_missing_is_this_programs(capsys):
     for flags, said in (
         ([], "error: --config is missing; give a name or a file, such as --config=finetune\n"),
-        (["--help"], "name of a config of tfwd (finetune), or a Python file"),
+        (["--help"], "name of a config of tfwd, such as finetune, or a Python"),
     ):
         with pytest.raises(SystemExit):
             app.run(

@@ -165,7 +165,9 @@ def test_a_full_disk_leaves_the_earlier_ones(checkpoints):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"cannot save .*step-00000002: .*earlier checkpoints are intact \(1\)"):
+        with pytest.raises(
+            UserError, match=r"cannot save .*step-00000002: .*earlier checkpoints are intact \(1\)"
+        ):
             save(checkpoints, 2, np.ones(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

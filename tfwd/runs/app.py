@@ -107,7 +107,8 @@ def usage(
     if schema:
         lines.append("  --config=NAME_OR_FILE")
         lines.append(
-            f"      name of a config of tfwd ({schema.example}), or a Python file with get_config()"
+            f"      name of a config of tfwd, such as {schema.example}, or a Python file with "
+            "get_config()"
         )
         lines.append("  --config.KEY=VALUE")
         lines.append("      changes one key of the config; the keys are listed below")

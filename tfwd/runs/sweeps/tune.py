@@ -28,7 +28,7 @@ def define(values: flags.FlagValues) -> None:
     def number(name: str, about: str, least: int) -> None:
         flags.DEFINE_integer(name, None, about, lower_bound=least, flag_values=values)
 
-    text("sweep", "", "name of a sweep of tfwd (rates), or a Python file with get_sweep()")
+    text("sweep", "", "name of a sweep of tfwd, such as rates, or a Python file with get_sweep()")
     text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
     text("method", "", "random, grid, bayesian or hyperband; default: the sweep file's method")
     number("max_trials", "maximum number of trials; default: the sweep file's number", 1)

@@ -123,9 +123,9 @@ def _from_slurm() -> Cluster | None:
     import tensorflow as tf
 
     try:
-        # With auto_set_gpu, the resolver would look for GPUs with nvidia-smi, and set
-        # CUDA_VISIBLE_DEVICES. Slurm sets it itself (--gpus-per-task). The resolver also requires a
-        # GPU for each task of a node.
+        # By default, the resolver looks for GPUs with nvidia-smi, and sets CUDA_VISIBLE_DEVICES.
+        # Slurm does this itself (--gpus-per-task). The resolver also requires a GPU for each task
+        # of a node.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=1024, gpus_per_task=1, auto_set_gpu=False
         )

@@ -113,7 +113,7 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _first_failed(codes: Sequence[int]) -> int | None:
-    """Returns a failed worker. Prefers a worker's own error to a worker that lost another."""
+    """Returns the number of a failed worker. Prefers an error to the loss of another worker."""
     order = [n for n, code in enumerate(codes) if code not in (0, LOST) and code > 0]
     order += [n for n, code in enumerate(codes) if code]
     return order[0] if order else None
