@@ -1,8 +1,8 @@
 """Layers of the language model, with their regularization.
 
-A layer whose regularization is off is a plain Keras layer. Each function takes the same number of
-seeds, whether its options are on or off. An option therefore does not change the initial weights or
-the draws of other layers.
+If its options are off, a function returns a plain Keras layer, or no layer. Each function takes the
+same number of seeds, whether its options are on or off. An option therefore does not change the
+initial weights or the draws of other layers.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ Evaluates a trained model on a text: perplexity, and bits per character.
 
 Without --text, the run's test text is evaluated. Every token counts once. At word level the end of
 a line is a token. The bits per character are the bits of all tokens, divided by the number of
-characters. They are counted in the text as the model sees it: words separated by one space, and
-line ends. An unknown word counts as <unk>. Compare results only if "unknown" is 0, or between
-models with the same vocabulary.
+characters. The characters are counted in the text as the model sees it: words separated by one
+space, and line ends. An unknown word counts as <unk>. Compare results only if "unknown" is 0, or
+between models with the same vocabulary.
 """
 
 
@@ -136,7 +136,7 @@ def evaluate_text(
         name: str. The text's name in the result.
         batch_size: int. The number of columns into which the text is cut. The first token of each
             column is not predicted. Up to `batch_size - 1` tokens at the end of the text are
-            dropped. 0 takes the run's `data.eval_batch_size`. A short text gets fewer columns, so
+            dropped. 0 takes the run's `data.eval_batch_size`, or fewer columns for a short text, so
             that each column has at least one window.
         workers: the `Workers` that divide the columns. A single process by default.
 
