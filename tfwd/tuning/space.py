@@ -252,7 +252,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
     else:
         count = (math.log(spec.high) - math.log(spec.low)) / math.log(spec.step)
     if count >= _MOST:  # the values are listed
-        raise ValueError(f"{spec!r}: the range has over {_MOST:,} values; give a larger step")
+        raise ValueError(f"{spec!r}: the range has more than {_MOST:,} values; give a larger step")
 
 
 def _range_text(spec: Float | Int) -> str:
