@@ -21,7 +21,7 @@ def train() -> None:
 
 
 def tune() -> None:
-    """Runs the console script `tfwd-tune`, for `tfwd-finetune` with `--program=finetune`."""
+    """Runs the console script `tfwd-tune`. `--program=finetune` tunes `tfwd-finetune`."""
     programs = {"train": "lm.commands.tune", "finetune": "finetune.commands.tune"}
     name, rest = "train", sys.argv[:1]
     arguments = iter(sys.argv[1:])
@@ -63,7 +63,7 @@ def pretrained() -> None:
     _run("conversion.show_or_convert")
 
 
-# The packages of the extra `programs`, by the names that are imported.
+# Packages of the extra `programs`. The keys are the import names.
 PACKAGES = {
     "absl": "absl-py",
     "matplotlib": "matplotlib",
@@ -79,7 +79,7 @@ def _run(program: str) -> None:
         check_packages()
         quiet_tensorflow()
         module = importlib.import_module(f"tfwd.{program}")
-    except KeyboardInterrupt:  # the program itself handles it
+    except KeyboardInterrupt:  # during the imports; later, the program handles it
         print("stopped", file=sys.stderr)
         sys.exit(130)
     module.run()
@@ -98,9 +98,10 @@ def check_packages() -> None:
 
 
 def open_closed_streams() -> None:
-    """Replaces standard streams that were closed, as by `>&-`, with the null device.
+    """Replaces closed standard streams, such as after `>&-`, with the null device.
 
-    Otherwise the next opened file would get their number, and TensorFlow's output.
+    Otherwise the next opened file would get the file descriptor of the closed stream. TensorFlow
+    would then write its output into that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -117,34 +118,35 @@ def quiet_tensorflow() -> None:
     """Loads TensorFlow without its log lines. An error while loading is shown in full.
 
     C++ writes the log lines before a logging level can be set. stderr is therefore redirected while
-    TensorFlow is loaded. Later, warnings and errors are shown, and other log lines are not. With
-    several workers, a lost worker causes a dozen lines of C++. The program says it in one line.
+    TensorFlow is loaded. Later, TensorFlow shows only warnings and errors. With several workers, it
+    shows only fatal errors, because it logs a dozen lines for a lost worker. The program reports
+    the lost worker in one line.
     """
     level = "3" if os.environ.get("TF_CONFIG") else "1"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
     if "tensorflow" not in sys.modules:
-        with _stderr_aside():
+        with _captured_stderr():
             import tensorflow  # noqa: F401
 
 
 @contextlib.contextmanager
-def _stderr_aside() -> Iterator[None]:
+def _captured_stderr() -> Iterator[None]:
     sys.stderr.flush()
     try:
-        aside = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-    except OSError:  # the disk is full or read-only: the log lines are shown
+        captured = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+    except OSError:  # show the log lines, because the disk is full or read-only
         yield
         return
-    with aside:
-        kept = os.dup(2)
-        os.dup2(aside.fileno(), 2)
+    with captured:
+        original = os.dup(2)
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         except BaseException:
-            aside.seek(0)
-            os.write(kept, aside.read())
+            captured.seek(0)
+            os.write(original, captured.read())
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(original, 2)
+            os.close(original)

@@ -1,1 +1,1 @@
-"""Configs of the programs, installed as `tfwd.configs`: `--config=quickstart` is one of them."""
+"""Configs of the programs, installed as `tfwd.configs`. Example: `--config=quickstart`."""

@@ -3,19 +3,19 @@
     tfwd-train --config=awd_lstm_ptb --config.data.path=FOLDER --workdir=runs/ptb
 
 FOLDER has the Penn Treebank in Mikolov's preparation: train.txt, valid.txt and test.txt, or
-ptb.train.txt and so on. It has 10,000 words. Rare words are already replaced.
+ptb.train.txt and so on. The vocabulary has 10,000 words. Rare words are already replaced.
 
-Perplexities, published; not run here:
+Published perplexities, which tfwd has not reproduced:
 - The paper, with averaged SGD and fine-tuning: 60.0 validation, 57.3 test.
 - The authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 61.2 validation, 58.8 test.
 
-The values come from the program's command for this text (`--batch_size 20 --dropouti 0.4
---dropouth 0.25 --epoch 500`) and from its defaults, averaged SGD included. There are three
-differences:
-- An LSTM has one bias. The program adds two.
-- Blank lines are skipped. The program predicts an end of line for each.
-- The average includes all weights since it started, also the first.
+The values come from the authors' command for this text (`--batch_size 20 --dropouti 0.4
+--dropouth 0.25 --epoch 500`) and from the defaults of their program, including averaged SGD. tfwd
+differs from their program in three points:
+- An LSTM of tfwd has one bias. Their program adds two biases.
+- tfwd skips blank lines. Their program predicts an end of line for each blank line.
+- The average of tfwd includes all weights since averaging started, also the first weights.
 
 The run takes days on CPUs. It is meant for a GPU.
 

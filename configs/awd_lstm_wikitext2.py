@@ -2,19 +2,19 @@
 
     tfwd-train --config=awd_lstm_wikitext2 --config.data.path=FOLDER --workdir=runs/wt2
 
-FOLDER has WikiText-2: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. It has 33,278
-words. Rare words are already replaced.
+FOLDER has WikiText-2: wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens. The vocabulary has
+33,278 words. Rare words are already replaced.
 
-Perplexities, published; not run here:
+Published perplexities, which tfwd has not reproduced:
 - The paper, with averaged SGD and fine-tuning: 68.6 validation, 65.8 test.
 - The authors' program (github.com/salesforce/awd-lstm-lm) with the values below, with averaged
   SGD and without fine-tuning: about 68.7 validation, 65.6 test.
 
-The values come from the program's command for this text (`--epochs 750 --dropouth 0.2`) and from
-its defaults, averaged SGD included. There are three differences:
-- An LSTM has one bias. The program adds two.
-- Blank lines are skipped. The program predicts an end of line for each.
-- The average includes all weights since it started, also the first.
+The values come from the authors' command for this text (`--epochs 750 --dropouth 0.2`) and from the
+defaults of their program, including averaged SGD. tfwd differs from their program in three points:
+- An LSTM of tfwd has one bias. Their program adds two biases.
+- tfwd skips blank lines. Their program predicts an end of line for each blank line.
+- The average of tfwd includes all weights since averaging started, also the first weights.
 
 The run takes weeks on CPUs. It is meant for a GPU.
 

@@ -1,11 +1,11 @@
-"""A character model with two LSTM layers. The default text is the one that comes with Python.
+"""A character model with two LSTM layers. The default text comes with Python.
 
     tfwd-train --config=char --workdir=runs/char
     tfwd-train --config=char --config.data.path=FILE.txt --workdir=runs/plays
 
-One text file is split by position, with 90 % for training. There are few characters, and each
+A single text file is split by position, with 90 % for training. There are few characters, and each
 occurs often. Dropping rows of the embedding, or tying the softmax to the embedding, therefore helps
-little. Windows are long, because a character carries less information than a word.
+little. The windows are long, because a character carries less information than a word.
 """
 
 from tfwd.lm.config import default_config

@@ -4,8 +4,8 @@
 
 FOLDER has train.txt, valid.txt and test.txt with a few hundred thousand words in total. A model of
 this size overfits on so little text, so it needs dropout. Weight dropout is as in the AWD-LSTM
-paper. The other dropouts are weaker, and the embedding has none. To see the effect of one of them,
-turn it off: `--config.model.weight_dropout=0`.
+paper. The other dropout rates are lower, and the embedding has no dropout. To see the effect of a
+dropout rate, set it to 0: `--config.model.weight_dropout=0`.
 """
 
 from tfwd.lm.config import default_config
@@ -13,7 +13,7 @@ from tfwd.lm.config import default_config
 
 def get_config():
     config = default_config()
-    config.data.min_count = 5  # rarer words cannot be learnt from so little text
+    config.data.min_count = 5  # a model cannot learn rarer words from so little text
     config.data.batch_size = 32
     config.data.window = 35
     config.model.embedding_dim = 150

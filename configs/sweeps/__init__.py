@@ -1,1 +1,1 @@
-"""Sweeps of `tfwd-tune`, installed as `tfwd.configs.sweeps`: `--sweep=rates` is one of them."""
+"""Sweeps of `tfwd-tune`, installed as `tfwd.configs.sweeps`. Example: `--sweep=rates`."""

@@ -87,7 +87,7 @@ def test_convert_to_safetensors(run, tmp_path):
     options = [f"--source={FOLDER / 'bert'}", "--model=stack", "--layers=1,0"]
     file.write_text("precious")
     code, _, err = run("convert", *options, f"--out={file}")
-    assert code == 1 and "exists already: give another name, or --overwrite" in err
+    assert code == 1 and "exists already: give another name, or add --overwrite" in err
     assert file.read_text() == "precious"
     assert run("convert", *options, f"--out={file}", "--overwrite")[0] == 0
     stack = T.TransformerStack.from_config(FOLDER / "bert", layers=[1, 0])
@@ -101,16 +101,16 @@ def test_convert_to_safetensors(run, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "give plan or convert, as tfwd-pretrained plan --source=FOLDER"),
+        ([], "give plan or convert, such as tfwd-pretrained plan --source=FOLDER"),
         (["paln", "--source=x"], "'paln' is not a command: give plan or convert"),
         (["plan", "--source=nowhere"], "nowhere does not exist: pass the folder of a"),
         (
             ["plan", "--source={bert}", "--model=encoder"],
-            "a bert has all, embeddings, stack, pooler",
+            "a bert model has only the parts all, embeddings, stack, pooler; give one of these",
         ),
-        (["plan", "--source={bert}", "--model=x"], "--model=x: there are all, embeddings"),
-        (["plan", "--source={bert}", "--layers=1-"], "--layers=1-: give numbers, as 8-11 or 0,2,4"),
-        (["plan", "--source={bert}", "--layers=1-0"], "1-0 runs backwards"),
+        (["plan", "--source={bert}", "--model=x"], "--model=x is not a part: give all or"),
+        (["plan", "--source={bert}", "--layers=1-"], "--layers=1-: give numbers of layers, such"),
+        (["plan", "--source={bert}", "--layers=1-0"], "1-0 runs backwards; give 0-1"),
         (["plan", "--source={bert}", "--layers=2"], "has 2 layers, numbered 0 to 1"),
         (["convert", "--source={bert}", "--out=no/a.keras"], "there is no folder no"),
         (["convert", "--source={bert}", "--out=a.h5"], "give a file that ends in .keras or"),

@@ -81,7 +81,7 @@ FILES = {  # the file, its content, and the line
     "label not in train": (
         "test.tsv",
         GOOD + "so\tneutral\n",
-        "the label 'neutral' is in test and not in train",
+        "the label 'neutral' is in test but not in train",
     ),
     "one example": (
         "train.tsv",
@@ -265,7 +265,7 @@ def test_classify_skips_empty_lines(tmp_path, learnt, capsys, monkeypatch):
     run, file = f"--workdir={learnt}", tmp_path / "texts.txt"
     file.write_text("\na superb film\n \n\nit was so awful\n\n\n")
     said = classified(capsys, run, f"--file={file}", ok=False)
-    assert "line 1: the text is empty; give one, or skip such lines with --skip_empty" in said
+    assert "line 1: the text is empty; give a text, or skip such lines with --skip_empty" in said
     out = classified(capsys, run, f"--file={file}", "--skip_empty")
     assert [row.split("\t")[2] for row in out.splitlines()] == ["a superb film", "it was so awful"]
 
@@ -296,8 +296,8 @@ def test_headers_of_tab_separated_files(tmp_path):
 
 def test_the_config_that_is_missing_is_this_programs(capsys):
     for flags, said in (
-        ([], "error: --config is missing; give a name or a file, as --config=finetune\n"),
-        (["--help"], "name of a config of tfwd, as finetune, or Python file"),
+        ([], "error: --config is missing; give a name or a file, such as --config=finetune\n"),
+        (["--help"], "name of a config of tfwd, such as finetune, or a Python"),
     ):
         with pytest.raises(SystemExit):
             command_runner.run(

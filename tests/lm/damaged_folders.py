@@ -88,8 +88,8 @@ def damaged_runs() -> Iterator[Call]:
                         sign(checkpoint)
 
                 name = f"{file}{', signed' * signed}: {what}"
-                # The checkpoint before it is used, and a message says so.
-                words = "before it" if not (signed and file == "written_by.json") else ""
+                # The previous checkpoint is used, and a message says so.
+                words = "previous checkpoint" if not (signed and file == "written_by.json") else ""
                 yield Call(
                     name,
                     "generate",

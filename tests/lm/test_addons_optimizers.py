@@ -168,7 +168,7 @@ def test_without_tensorflow_addons_the_extra_and_the_nearest_are_named(monkeypat
         "tfa.COCOB": "Adam",
         "tfa.ConditionalGradient": "SGD",
     }.items():
-        words = rf"pip install '\.\[addons\]'.*the most similar one here is {nearest}\)"
+        words = rf"pip install '\.\[addons\]'.*the most similar optimizer here is {nearest}\)"
         with pytest.raises(UserError, match=words):
             make_optimizer(name, 0.1)
     with pytest.raises(UserError, match=r"rmsprop$"):  # nothing is known of this one

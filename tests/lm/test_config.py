@@ -21,7 +21,7 @@ WRONG = {
     "data.window": (4, "a window has at least 5 steps"),
     "data.eval_window": (0, "at least 1"),
     "model.embedding_dim": (0, "at least 1"),
-    "model.hidden_units": ((), "one per layer, as 300,150"),
+    "model.hidden_units": ((), "one per layer, such as 300,150"),
     "model.weight_dropout": (1.0, "a rate: at least 0, below 1"),
     "model.variational_noise": (-0.1, "a number, at least 0"),
     "model.noise_start_step": (-1, "a whole number"),
@@ -166,7 +166,7 @@ def test_an_unlocked_config_is_checked_for_keys():
         ("weight_dropout", "did you mean model.weight_dropout"),
         ("data.epochs", "training.epochs"),
         ("model", "model is a group of config keys; its keys are model.embedding_dim, "),
-        ("sample.qqq", "those of sample are sample.tokens, sample.temperature"),
+        ("sample.qqq", "the keys of sample are sample.tokens, sample.temperature"),
         (
             "zzz",
             "the groups are seed, data, model, optimizer, training, numerics, gradients, sample",
@@ -256,7 +256,7 @@ def test_config_files(root, name):
     assert imports == ["from tfwd.lm.config import default_config"]
     if name.startswith("awd_lstm"):
         config = module.get_config()
-        assert "published; not run here" in module.__doc__
+        assert "which tfwd has not reproduced" in module.__doc__
         assert config.model.hidden_units == (1150, 1150, 400)
         assert (config.optimizer.learning_rate, config.optimizer.clip_norm) == (30.0, 0.25)
 

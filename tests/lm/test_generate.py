@@ -47,7 +47,7 @@ def test_defaults(make_run, capsys):
         ("--temperature=-1", "temperature=-1.0: give a number, at least 0"),
         ("--temperature=hot", "--temperature=hot: give a number"),
         ("--tokens=-1", "tokens=-1: give a whole number, at least 0"),
-        ("--topk=3", "there is no flag --topk; see --help (near: --top_k"),
+        ("--topk=3", "there is no flag --topk; similar flags: --top_k"),
         ("--tokens=1" + "0" * 23, "give a whole number, at least 0 and at most 1000000"),
         ("--checkpoint=first", "--checkpoint=first: give best or last"),
     ],

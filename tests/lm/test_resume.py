@@ -165,7 +165,7 @@ def test_a_truncated_checkpoint_is_passed_over(config, whole, tmp_path, processe
     os.truncate(data, data.stat().st_size // 2)
     code, output = finish(start(processes, config, workdir))
     assert code == 0, output
-    assert f"{data.name} has" in output and "trying the checkpoint before it" in output
+    assert f"{data.name} has" in output and "trying the previous checkpoint" in output
     assert f"resuming from the checkpoint of step {before}" in output
     assert (checkpoints.folder / f"broken-{checkpoints.path(last).name}").is_dir()
     assert_same_run(workdir, whole)

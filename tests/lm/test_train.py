@@ -258,7 +258,8 @@ def test_no_workdir_given(capsys, root):
         command_runner.run(main, define, "", schema=PROGRAM.schema, argv=["tfwd-train", config])
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "error: give a folder for the run, as --workdir=runs/quickstart\n"
+        "error: --workdir is missing; give a folder for the run, such as "
+        "--workdir=runs/quickstart\n"
     )
 
 

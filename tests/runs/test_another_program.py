@@ -236,4 +236,4 @@ def test_a_sweep_over_its_keys(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "sweep" / "trials.csv").read_text().startswith("trial,status,model.noise,")
     best = (tmp_path / "sweep" / "best_config.py").read_text()
     assert "line-train --config=best_config.py" in best and "from line.config import" in best
-    assert "config.model.noise = 0.0  # found" in best
+    assert "config.model.noise = 0.0  # from the sweep" in best

@@ -69,7 +69,7 @@ def test_every_kind_of_damage_is_noticed(checkpoints, tmp_path):
                 path.write_text("[]")
             lines = []
             assert restored(checkpoints, lines) == ({"step": 1}, [1.0, 1.0]), (name, damage)
-            assert len(lines) == 1 and name in lines[0] and "before it" in lines[0]
+            assert len(lines) == 1 and name in lines[0] and "previous checkpoint" in lines[0]
             shutil.rmtree(checkpoints.path(2))
             shutil.copytree(whole, checkpoints.path(2))
     assert restored(checkpoints)[0] == {"step": 2}
@@ -92,7 +92,7 @@ def test_files_of_another_form_are_passed_over_and_it_is_said(checkpoints):
             (folder / "manifest.json").write_text(json.dumps(facts))
             lines = []
             assert restored(checkpoints, lines) == ({"step": 1}, [1.0, 1.0]), (name, content)
-            assert len(lines) == 1 and name in lines[0] and "before it" in lines[0]
+            assert len(lines) == 1 and name in lines[0] and "previous checkpoint" in lines[0]
             assert "\n" not in lines[0]
 
 
@@ -165,7 +165,9 @@ def test_a_full_disk_leaves_the_earlier_ones(checkpoints):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"cannot save .*step-00000002: .*1 saved before"):
+        with pytest.raises(
+            UserError, match=r"cannot save .*step-00000002: .*earlier checkpoints are intact \(1\)"
+        ):
             save(checkpoints, 2, np.ones(100_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -171,7 +171,7 @@ print("into nothing")
 sys.stdout.flush()
 os.environ["TMPDIR"] = "/dev/null"
 programs.tempfile.tempdir = "/dev/null/none"
-with programs._stderr_aside():
+with programs._captured_stderr():
     print(file.fileno() > 2, sys.stdin.read() == "", file=sys.stderr)
 """
 

@@ -91,7 +91,7 @@ def test_the_chief_may_come_last() -> None:
 
 def test_a_missing_worker_is_named_to_all() -> None:
     those = addresses(3)
-    line = f"Late: after 1 seconds, no word from worker 1 ({those[1]})"
+    line = f"Late: after 1 seconds, no message from worker 1 ({those[1]})"
     assert meet([Cluster(those, 0), Cluster(those, 2)], seconds=1.0) == [line, line]
 
 
@@ -100,7 +100,7 @@ def test_a_missing_chief_is_named() -> None:
     those = addresses(3)
     for found in meet([Cluster(those, 1), Cluster(those, 2)], seconds=1.0):
         assert found.startswith(
-            f"Late: after 1 seconds, no word from the chief, worker 0 ({those[0]})"
+            f"Late: after 1 seconds, no message from the chief, worker 0 ({those[0]})"
         )
 
 
@@ -108,7 +108,7 @@ def test_a_missing_chief_is_named() -> None:
 def test_a_host_that_does_not_exist() -> None:
     own = addresses(1)[0]
     (found,) = meet([Cluster(("no-such-host.invalid:2222", own), 1)], seconds=1.0)
-    assert "no word from the chief, worker 0 (no-such-host.invalid:2222)" in found
+    assert "no message from the chief, worker 0 (no-such-host.invalid:2222)" in found
 
 
 def test_two_workers_of_one_number_on_two_machines() -> None:
@@ -147,7 +147,7 @@ def test_a_worker_that_does_not_listen_at_its_address() -> None:
     with meeting(Cluster(those, 0)) as ends, connected(those[0]) as worker:
         worker.sendall(json.dumps(hello).encode() + b"\n")
         worker.makefile().readline()
-    assert ends[0].startswith(f"UserError: worker 1 ({those[1]}) does not answer there")
+    assert ends[0].startswith(f"UserError: worker 1 ({those[1]}) does not answer at its address")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_damaged_checkpoint_is_passed_over_and_said_so(make_run, capsys):
     found = load(run)
     assert found.progress["step"] == 10
     said = capsys.readouterr().err
-    assert "step-00000020" in said and "bytes" in said and "before it" in said
+    assert "step-00000020" in said and "bytes" in said and "previous checkpoint" in said
     assert len(said.splitlines()) == 1
     assert everything(run) == before  # reading a run changes nothing in it
 
@@ -61,7 +61,7 @@ def test_errors_of_incomplete_runs(make_run, tmp_path):
     with pytest.raises(UserError, match=r"there is no run in .*nothing: it has no config\.json"):
         load(tmp_path / "nothing")
     run = make_run(best=False)
-    with pytest.raises(UserError, match="has no best checkpoint yet; --checkpoint=last may have"):
+    with pytest.raises(UserError, match="has no best checkpoint yet; try --checkpoint=last"):
         load(run)
     with pytest.raises(UserError, match="--checkpoint=first: give best or last"):
         load(run, "first")

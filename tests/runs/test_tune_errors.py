@@ -17,7 +17,7 @@ def test_if_no_trial_comes_to_its_end_it_is_an_error_with_the_reason(run):
     more = ["--config.optimizer.name=sgd", "--config.optimizer.clip_norm=0"]
     code, _, err = run('{"optimizer.learning_rate": Choice([1e30])}', 'method="grid"', *more)
     assert code == 1
-    assert err.startswith("error: no trial succeeded; the first one: diverged at step ")
+    assert err.startswith("error: no trial succeeded; the first trial: diverged at step ")
     assert err.count("\n") == 1
 
 
@@ -54,7 +54,7 @@ def test_a_folder_with_something_else_is_refused(run, tmp_path):
     (folder / "config.json").write_text("{}")
     for more in ([], ["--overwrite"]):
         code, _, err = run(SPACE, "max_trials=2", *more)
-        assert code == 1 and "holds something else than a sweep of tfwd-tune" in err
+        assert code == 1 and "holds files that are not a sweep of tfwd-tune" in err
     assert (folder / "config.json").read_text() == "{}"
 
 

@@ -131,7 +131,7 @@ def test_the_time_of_a_trial_that_was_stopped_counts_all_its_parts(run, tmp_path
     # Fewer than there are already: only a message.
     assert run(options="max_trials=2")[0] == 0
     code, out, _ = run(options="max_trials=1")
-    assert code == 0 and "max_trials=1 is lower: all trials stay, and none is added" in out
+    assert code == 0 and "max_trials=1 is lower: all trials stay, and no trial is added" in out
     # Another space is named in words.
     state = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert state["space model.weight_dropout"] == "0 to 0.7, step 0.1"
@@ -168,7 +168,8 @@ def test_a_sweep_file_that_is_none(run, tmp_path):
     (tmp_path / "sweeps.py").write_text("def get_sweep():\n    pass\n")
     code, _, err = run(sweep_tools.SPACE, "", f"--sweep={tmp_path / 'plain.py'}")
     assert code == 1 and err == (
-        f"error: {tmp_path / 'plain.py'}: there is no get_sweep() in it, which --sweep needs\n"
+        f"error: {tmp_path / 'plain.py'}: the file has no function get_sweep(), which --sweep "
+        "calls; add it\n"
     )
     code, _, err = run(sweep_tools.SPACE, "", f"--sweep={tmp_path / 'nofile.py'}")
     assert code == 1 and "sweep.py, sweeps.py" in err and "plain.py" not in err

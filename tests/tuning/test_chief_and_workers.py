@@ -33,7 +33,7 @@ def shared(monkeypatch):
         ("127.0.0.1", "80a", "ORACLE_PORT=80a"),
         ("127.0.0.1", "-1", "ORACLE_PORT=-1"),
         ("127.0.0.1:80", "80", "give an address without a port"),
-        ("::1", "80", "IPv6 as"),
+        ("::1", "80", "IPv6 in brackets"),
         ("a b", "80", "there is no such address"),
         ("\udcff", "80", "there is no such address"),
     ],

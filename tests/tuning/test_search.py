@@ -35,7 +35,7 @@ def broken(hp):
 def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path, capsys):
     tuner = make(tmp_path / "sweep", tuning.rates(broken, SPACE))
     tuner.oracle.hyperparameters.Fixed("ready", True)
-    with pytest.raises(RuntimeError, match="none of the 4 trials.*: nothing works at 0.1"):
+    with pytest.raises(RuntimeError, match="none of the 4 finished trials.*: nothing works at 0.1"):
         tuner.search(X, X[:, :1], **DATA)
     lines = capsys.readouterr().out.splitlines()
     failed = [line for line in lines if "failed: " in line]
@@ -43,7 +43,7 @@ def test_if_every_trial_fails_each_reason_is_printed_and_it_is_an_error(tmp_path
     for line in failed:
         assert "dropout/kernel=" in line and "RuntimeError: nothing works at 0." in line
     for best in (tuner.get_best_hyperparameters, tuner.get_best_models):
-        with pytest.raises(RuntimeError, match="none of the 4 trials that ended succeeded"):
+        with pytest.raises(RuntimeError, match="none of the 4 finished trials succeeded"):
             best()
     assert tuner.oracle.get_best_trials(3) == []
     # The chief of a shared search has a worker's traceback from the trial's folder alone.
@@ -90,11 +90,11 @@ def test_a_model_that_measures_after_fit_is_not_asked_too_early(tmp_path):
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] is to try 1.5 \(0 "),
-        ({"dropout": {"kernel": tuning.Float(-0.5, 0.5)}}, r"try -0.5 \(-0.5 to 0.5\)"),
-        ({"noise": {"kernel": tuning.Float(-1, 0)}}, r"noise\['kernel'\] is to try -1.0"),
-        ({"dropout": {"kernel": tuning.Choice([0.5, 1.5])}}, "is to try 1.5"),
-        ({"dropout": {"kernel": 2}}, "is to try 2"),
+        ({"dropout": {"kernel": tuning.Float(0, 1.5)}}, r"dropout\['kernel'\] has the value 1\.5"),
+        ({"dropout": {"kernel": tuning.Float(-0.5, 0.5)}}, r"value -0.5 \(-0.5 to 0.5\)"),
+        ({"noise": {"kernel": tuning.Float(-1, 0)}}, r"noise\['kernel'\] has the value -1.0"),
+        ({"dropout": {"kernel": tuning.Choice([0.5, 1.5])}}, "has the value 1.5"),
+        ({"dropout": {"kernel": 2}}, "has the value 2"),
         ({"dropout": {"kernel": "0.5"}}, "give a number, Float"),
     ],
 )
@@ -139,7 +139,7 @@ def test_hyperbands_own_numbers_are_part_of_the_search(tmp_path):
 def test_a_directory_of_an_unknown_search_is_refused(tmp_path):
     make(tmp_path).search(X, X[:, :1], **DATA)
     (tmp_path / "search.json").unlink()
-    with pytest.raises(ValueError, match="only the trials are known"):
+    with pytest.raises(ValueError, match="holds a search without search.json"):
         make(tmp_path)
 
 

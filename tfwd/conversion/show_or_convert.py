@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from tfwd.pretrained import Plan
 
 ABOUT = """
-Shows or converts the weights of a published model, a folder with config.json and weights.
+Shows or converts the weights of a published model (a folder with config.json and weights).
 
     tfwd-pretrained plan --source=FOLDER
     tfwd-pretrained plan --source=FOLDER --model=stack --layers=8-11 --json
     tfwd-pretrained convert --source=FOLDER --out=model.keras
     tfwd-pretrained convert --source=FOLDER --model=stack --layers=0,2 --out=s.safetensors
 
-"plan" reads only names and shapes. It prints which tensor would become which variable, and all
-problems. Its exit code is 1 if there are problems. "convert" writes a Keras model, or a safetensors
-file whose keys are the paths of the variables, which tfwd.pretrained.load reads without a mapping.
+"plan" reads only names and shapes. It prints the tensor for each variable, and all problems. Its
+exit code is 1 if there are problems. "convert" writes a Keras model or a safetensors file. The keys
+of the safetensors file are the paths of the variables, so tfwd.pretrained.load needs no mapping.
 """
 
 COMMANDS = ("plan", "convert")
@@ -59,19 +59,19 @@ def define(values: flags.FlagValues) -> None:
         "model", "all", f"part of the model: {', '.join(PARTS)}", flag_values=values
     )
     flags.DEFINE_string(
-        "layers", "", "numbers of layers, as 8-11 or 0,2,4; by default all", flag_values=values
+        "layers", "", "layers to use, such as 8-11 or 0,2,4; by default all", flag_values=values
     )
     flags.DEFINE_bool("pooler", False, "include the pooler, if there is one", flag_values=values)
     flags.DEFINE_string(
-        "prefix", None, "beginning of all keys; found automatically", flag_values=values
+        "prefix", None, "prefix of all keys; detected by default", flag_values=values
     )
     flags.DEFINE_multi_string(
-        "ignore", [], "regular expression on keys to ignore", flag_values=values
+        "ignore", [], "regular expression for keys to ignore", flag_values=values
     )
     flags.DEFINE_multi_string(
         "allow_missing",
         [],
-        "regular expression on variables that may be missing",
+        "regular expression for variables that the file may lack",
         flag_values=values,
     )
     flags.DEFINE_string("out", "", "file to write: .keras or .safetensors", flag_values=values)
@@ -80,11 +80,11 @@ def define(values: flags.FlagValues) -> None:
 
 
 def main(command: str, values: flags.FlagValues) -> int:
-    """Plans or converts, and returns the exit code."""
+    """Runs the command "plan" or "convert", and returns the exit code."""
     if command not in COMMANDS:
-        given = f"{command!r} is not a command: " if command else ""
+        problem = f"{command!r} is not a command" if command else "the command is missing"
         raise UserError(
-            f"{given}give {' or '.join(COMMANDS)}, as tfwd-pretrained plan --source=FOLDER"
+            f"{problem}: give {' or '.join(COMMANDS)}, such as tfwd-pretrained plan --source=FOLDER"
         )
     if command == "convert":
         _check_out(values)
@@ -94,7 +94,7 @@ def main(command: str, values: flags.FlagValues) -> int:
     try:
         plan = make_plan(values)
         if command == "plan":
-            # In a file nothing is cut off.
+            # Cut off the table's lines only on a terminal.
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(json.dumps(plan.as_dict()) if values.json else table(plan, width))
             for problem in plan.problems():
@@ -113,9 +113,9 @@ def _check_out(values: flags.FlagValues) -> None:
         raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
     folder = os.path.dirname(out) or "."
     if not os.path.isdir(folder):
-        raise UserError(f"--out={out}: there is no folder {folder}")
+        raise UserError(f"--out={out}: there is no folder {folder}; create it or give another path")
     if os.path.exists(out) and not values.overwrite:
-        raise UserError(f"--out={out} exists already: give another name, or --overwrite")
+        raise UserError(f"--out={out} exists already: give another name, or add --overwrite")
 
 
 def make_plan(values: flags.FlagValues) -> Plan:
@@ -137,7 +137,7 @@ def _layer(values: flags.FlagValues) -> keras.layers.Layer:
     from tfwd.layers.transformer.formats.published_configs import read_config
 
     if values.model not in PARTS:
-        raise UserError(f"--model={values.model}: there are {', '.join(PARTS)}")
+        raise UserError(f"--model={values.model} is not a part: give {' or '.join(PARTS)}")
     options: dict[str, Any] = {}
     try:
         read = read_config(values.source)
@@ -147,7 +147,10 @@ def _layer(values: flags.FlagValues) -> keras.layers.Layer:
         if is_t5:
             kinds = {"all": T.T5, "encoder": T.T5Stack, "decoder": T.T5Stack}
         if values.model not in kinds:
-            raise UserError(f"--model={values.model}: a {read.model_type} has {', '.join(kinds)}")
+            raise UserError(
+                f"--model={values.model}: a {read.model_type} model has only the parts "
+                f"{', '.join(kinds)}; give one of these"
+            )
         if values.model == "decoder":
             options["is_decoder"] = True
         if values.model == "all" and not is_t5:
@@ -170,16 +173,16 @@ def numbers_of(text: str) -> list[int] | None:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not found:
-            raise UserError(f"--layers={text}: give numbers, as 8-11 or 0,2,4")
+            raise UserError(f"--layers={text}: give numbers of layers, such as 8-11 or 0,2,4")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
-            raise UserError(f"--layers={text}: {first}-{last} runs backwards")
+            raise UserError(f"--layers={text}: {first}-{last} runs backwards; give {last}-{first}")
         numbers += range(first, last + 1)
     return numbers
 
 
 def convert(values: flags.FlagValues, plan: Plan) -> None:
-    """Loads the weights, and writes them to a complete file or not at all."""
+    """Loads the weights, and writes the output file. A failure leaves no incomplete file."""
     if problems := plan.problems():
         raise UserError(f"{plan.source}: nothing was written: {'; '.join(problems)}")
     plan.apply()
@@ -202,9 +205,9 @@ def _model_of(layer: Any) -> keras.Model:
     import keras
 
     shape = layer.any_input_shape()[1:]
-    kind = "int32" if len(shape) == 1 else layer.compute_dtype
+    dtype = "int32" if len(shape) == 1 else layer.compute_dtype
     count = 2 if hasattr(layer, "decoder") else 1
-    inputs = [keras.Input(shape, dtype=kind) for _ in range(count)]
+    inputs = [keras.Input(shape, dtype=dtype) for _ in range(count)]
     return keras.Model(inputs if count > 1 else inputs[0], layer(*inputs))
 
 
@@ -215,7 +218,7 @@ def _write(layer: Any, path: str) -> None:
     from tfwd import _keras
     from tfwd.pretrained.targets import targets_of
 
-    # (For an array in Fortran order the library would write other numbers.)
+    # safetensors would write wrong numbers for an array in Fortran order.
     arrays = {
         target.path: np.ascontiguousarray(_keras.variables.tf_variable(target.variable).numpy())
         for target in targets_of(layer)

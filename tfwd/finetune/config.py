@@ -1,6 +1,6 @@
 """Configuration of fine-tuning: the table of its keys, and the values that must fit together.
 
-A config file starts with `default_config()` and changes some keys, as `configs/finetune.py` does.
+A config file starts with `default_config()` and changes some keys. See `configs/finetune.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEYS = {
     "data.path": Key(
         "",
         TEXT,
-        "folder of train, valid and test, each .tsv, .csv or .jsonl; '': embedded",
+        "folder with train, valid and test (.tsv, .csv or .jsonl); '': embedded texts",
         ALWAYS,
     ),
     "data.text": Key("text", TEXT, "name of the text column, if columns have names"),
@@ -49,8 +49,8 @@ KEYS = {
     "data.train_examples": Key(
         0, WHOLE, "number of training texts, the same for each seed; 0: all"
     ),
-    "data.valid_share": Key(0.1, RATE, "share of train for validation, without a valid file"),
-    "data.max_length": Key(128, COUNT, "largest number of tokens of a text, with special tokens"),
+    "data.valid_share": Key(0.1, RATE, "share of train for validation, if there is no valid file"),
+    "data.max_length": Key(128, COUNT, "maximum number of tokens of a text, with special tokens"),
     "data.batch_size": Key(32, COUNT, "texts per training step"),
     "data.eval_batch_size": Key(
         64, COUNT, "texts per batch in evaluation; does not affect results", ALWAYS
@@ -73,18 +73,20 @@ KEYS = {
     "model.reinitialize_layers": Key(
         0, WHOLE, "number of last layers to reinitialize, with the pooler"
     ),
-    "model.weight_dropout": Key(0.0, RATE, "drop rate of model.regularized, towards 0; 0: off"),
-    "model.mixout": Key(0.0, RATE, "mix rate of model.regularized, towards pretrained; 0: off"),
-    "model.noise": Key(0.0, NOT_NEGATIVE, "deviation of noise on model.regularized; 0: off"),
+    "model.weight_dropout": Key(0.0, RATE, "drop rate of the weights model.regularized; 0: off"),
+    "model.mixout": Key(0.0, RATE, "Mixout rate of the weights model.regularized; 0: off"),
+    "model.noise": Key(
+        0.0, NOT_NEGATIVE, "standard deviation of the noise on model.regularized; 0: off"
+    ),
     "model.noise_scale": Key(
         "absolute",
         one_of("absolute", "deviation"),
-        "noise unscaled, or times the weight's own deviation",
+        "noise unscaled, or times the weight's standard deviation",
     ),
     "model.regularized": Key(
         "stack/.*/kernel", PATTERNS, "weights that are dropped, mixed or get noise"
     ),
-    "model.whole_inputs": Key(False, FLAG, "drop or mix all weights of a kernel's input together"),
+    "model.whole_inputs": Key(False, FLAG, "drop or mix all weights of a row (an input) together"),
     "model.recompute": Key(True, FLAG, "draw masks again in the backward pass, store only seeds"),
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **{
@@ -94,15 +96,15 @@ KEYS = {
     "optimizer.decay_towards": Key(
         "zero", one_of("zero", "start"), "target of weight_decay: 0, or the pretrained weights"
     ),
-    "optimizer.warmup": Key(0.1, RATE, "share of the steps in which the rate rises from 0"),
+    "optimizer.warmup": Key(0.1, RATE, "share of steps in which the learning rate rises from 0"),
     "optimizer.schedule": Key(
         "linear",
         one_of("linear", "constant"),
-        "after the warm-up the rate falls to 0, or is constant",
+        "after the warm-up the learning rate falls to 0, or is constant",
     ),
     "optimizer.schedule_epochs": Key(0, WHOLE, "epochs of the schedule; 0: training.epochs"),
     "optimizer.layer_decay": Key(
-        1.0, FACTOR, "factor of the rate from a layer to the layer below; 1: off"
+        1.0, FACTOR, "factor of the learning rate from a layer to the layer below; 1: off"
     ),
     **{
         key: row._replace(default=_DEFAULTS.get(key, row.default))
@@ -132,12 +134,12 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
     if model.weight_dropout and model.mixout:
         raise UserError(
             f"model.mixout={model.mixout} with model.weight_dropout={model.weight_dropout}: both "
-            "replace random weights, by pretrained ones and by 0; give one of them"
+            "replace random weights, with pretrained weights and with 0; give only one of the keys"
         )
     if model.whole_inputs and not (model.weight_dropout or model.mixout):
         raise UserError(
             "model.whole_inputs=True has no effect without model.mixout or model.weight_dropout: "
-            "give one of them too"
+            "give one of these keys too"
         )
     if optimizer.decay_towards == "start" and not optimizer.weight_decay:
         raise UserError(
@@ -150,7 +152,7 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
     if optimizer.layer_decay != 1 and optimizer.name.lower().startswith("tfa."):
         raise UserError(
             f"optimizer.layer_decay={optimizer.layer_decay} with {optimizer.name}, which has one "
-            "learning rate for all weights: give an optimizer of keras.optimizers, as adam"
+            "learning rate for all weights: give an optimizer of keras.optimizers, such as adam"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-_WRITTEN = 30  # classes; with more classes the numbers would be unreadable
+_WRITTEN = 30  # maximum number of classes with written counts; more would be unreadable
 
 
 def draw(

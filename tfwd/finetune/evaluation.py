@@ -46,7 +46,7 @@ class Predictor:
         model: the model. It runs with `training=False`.
         padding_id: int. The padding token.
         batch_size: int. Texts per batch. Texts of similar length are in one batch.
-        most: int. The largest length of a text.
+        most: int. The maximum length of a text.
         workers: the `Workers` that divide the batches. A single process by default.
     """
 
@@ -72,14 +72,14 @@ class Predictor:
         """Computes the logits, float64 `[texts, classes]`. Returns `None` if `stop` ended it.
 
         Args:
-            texts: the numbered texts, at least one.
+            texts: the token ids of the texts. At least one text.
             stop: function that is called after each batch. `True` ends the prediction.
         """
         found: dict[int, np.ndarray] = {}
         stopped = False
         workers = self._workers
-        for place, numbers in enumerate(by_length(texts, self._batch_size)):
-            if place % workers.count != workers.index:
+        for index, numbers in enumerate(by_length(texts, self._batch_size)):
+            if index % workers.count != workers.index:
                 continue
             batch = pad([texts[number] for number in numbers], self._padding, self._most)
             logits = self._function(tf.constant(batch)).numpy()
@@ -109,7 +109,7 @@ def evaluate(
     logits = predict(data.ids, stop)
     if logits is None:
         return None
-    with np.errstate(invalid="ignore"):  # in a run that diverges, the loss says so
+    with np.errstate(invalid="ignore"):  # the loss shows that a run diverges
         logs = log_probabilities(logits)
     nats = -logs[np.arange(len(logs)), data.labels].mean()
     table = scores.confusion(data.labels, logits.argmax(1), logits.shape[1])

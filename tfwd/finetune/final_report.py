@@ -42,7 +42,7 @@ def write_report(trainer: Trainer, corpus: Corpus) -> dict[str, Any]:
         The summary.
 
     Raises:
-        Stopped: a signal arrived. The same command then makes the report.
+        Stopped: a signal arrived. Running the same command again makes the report.
         UserError: a file cannot be written.
     """
     found = trainer.evaluate_best()

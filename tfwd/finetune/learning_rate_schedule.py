@@ -9,7 +9,7 @@ import tensorflow as tf
 
 
 def warmup_steps(steps: int, share: float) -> int:
-    """Returns the number of warm-up steps: a rounded share of all, and less than all."""
+    """Returns the number of warm-up steps: `share * steps`, rounded, and less than `steps`."""
     return min(round(share * steps), max(steps - 1, 0))
 
 
@@ -25,10 +25,10 @@ def factor(step: Any, steps: int, warmup: int, linear: bool = True) -> tf.Tensor
     schedule has k / W instead of (k + 1) / W, so its first step changes nothing.
 
     Args:
-        step: int or integer tensor. k.
-        steps: int. T.
-        warmup: int. W, less than T.
-        linear: bool. Lets the rate fall after the warm-up.
+        step: int or integer tensor. The number k of the step.
+        steps: int. The number T of all steps.
+        warmup: int. The number W of warm-up steps, less than T.
+        linear: bool. True lowers the rate after the warm-up. False keeps the rate constant.
 
     Returns:
         A float32 scalar.
@@ -47,14 +47,14 @@ _LAYER = re.compile(r"encoder/stack/layer_(\d+)/")
 
 
 def layer_factors(names: list[str], layers: int, decay: float) -> dict[str, float]:
-    """Returns the factor of each weight's learning rate, which is smaller for lower layers.
+    """Returns the factor of each weight's learning rate. Lower layers have smaller factors.
 
     Formula: `decay ** (L - i)` for layer i of L, from 0; `decay ** (L + 1)` for the embeddings; 1
     for pooler and head.
 
     Args:
         names: the names of the weights, from `model.named_weights`.
-        layers: int. L.
+        layers: int. The number L of layers.
         decay: float. The factor from a layer to the layer below.
 
     Example:

@@ -32,7 +32,7 @@ class Classifier(keras.Model):
     - "mean": the mean of h over the positions that are not padding.
 
     Args:
-        encoder: a `T.Bert`, with a pooler if `pooling` is "pooler". It is built here.
+        encoder: a `T.Bert`, with a pooler if `pooling` is "pooler". The constructor builds it.
         classes: int. The number of classes.
         pooling: "cls", "pooler" or "mean".
         dropout: float. The dropout rate of p in training.
@@ -62,7 +62,7 @@ class Classifier(keras.Model):
             name="head",
             dtype=encoder.dtype_policy,
         )
-        build_with_zeros(encoder)  # most random numbers would be discarded
+        build_with_zeros(encoder)  # pretrained weights replace most of the initial weights
         _keras.layers.build(self, (None, None))
 
     def build(self, input_shape: Any = None) -> None:
@@ -72,18 +72,18 @@ class Classifier(keras.Model):
         self.built = True
 
     def call(self, ids: tf.Tensor, training: Any = None) -> tf.Tensor:
-        found = self.encoder(ids, training=training)
+        outputs = self.encoder(ids, training=training)
         if self.pooling == "pooler":
-            read = found["pooler_output"]
+            pooled = outputs["pooler_output"]
         elif self.pooling == "cls":
-            read = found[:, 0]
+            pooled = outputs[:, 0]
         else:
-            read = _mean(found, self.encoder.embeddings.compute_mask(ids))
-        return at_least_float32(self.head(self.dropped(read, training=training)))
+            pooled = _mean(outputs, self.encoder.embeddings.compute_mask(ids))
+        return at_least_float32(self.head(self.dropped(pooled, training=training)))
 
 
 def _mean(hidden: tf.Tensor, mask: Any) -> tf.Tensor:
-    """Computes the mean over unmasked positions (at least one each), or over all without a mask."""
+    """Computes the mean over unmasked positions, or over all positions if there is no mask."""
     wide = at_least_float32(hidden)
     if mask is None:
         return tf.cast(tf.reduce_mean(wide, 1), hidden.dtype)
@@ -108,8 +108,8 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
         noise.
 
     Raises:
-        UserError: more layers are frozen, or reinitialized, than there are. Or a pattern matches no
-            weight.
+        UserError: more layers are frozen, or reinitialized, than the encoder has, or a pattern
+            matches no weight.
     """
     options, row = config.model, seeds(config.seed)
     try:
@@ -126,7 +126,10 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
     layers = encoder.stack.layers
     for name in ("freeze_layers", "reinitialize_layers"):
         if options[name] > len(layers):
-            raise UserError(f"model.{name}={options[name]}: the encoder has {len(layers)} layers")
+            raise UserError(
+                f"model.{name}={options[name]}: the encoder has {len(layers)} layers; give at most "
+                f"{len(layers)}"
+            )
     _reseed(encoder, row)
     model = Classifier(
         encoder, len(vocabulary), options.pooling, options.head_dropout, seed=next(row)
@@ -148,7 +151,8 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
 def parametrization(options: ml_collections.ConfigDict) -> P.Parametrization | None:
     """Returns the parametrization of the keys under `model.`, or `None` if all are off.
 
-    Noise comes first, so that dropped weights are exactly 0, and mixed weights exactly pretrained.
+    Noise is applied first. Dropped weights are therefore exactly 0, and mixed weights exactly equal
+    the pretrained weights.
     """
     parts: list[P.Parametrization] = []
     if options.noise:
@@ -180,9 +184,9 @@ def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None
 
     Args:
         model: the model, from `make_model`.
-        layers: int. The number of last layers to reinitialize, with the pooler if it is at least
-            one.
-        missing: paths of further variables, which the folder lacks.
+        layers: int. The number of last layers to reinitialize. If it is at least 1, the pooler is
+            reinitialized too.
+        missing: paths of the variables that the folder lacks. They are reinitialized too.
         seed: int. Seed of the draws.
     """
     encoder = classifier_of(model).encoder
@@ -207,7 +211,7 @@ def reinitialize(model: Any, layers: int, missing: list[str], seed: int) -> None
 
 
 def _reseed(encoder: T.Bert, row: Any) -> None:
-    """Replaces Keras's dropout with one whose draws resume after a restart."""
+    """Replaces Keras's dropout layers with `Dropout`, whose draws resume after a restart."""
     holders = [encoder.embeddings]
     for layer in encoder.stack.layers:
         holders += [layer.attention, layer]

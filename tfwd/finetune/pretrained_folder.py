@@ -9,7 +9,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.storage.file_access import read_json
 
 FILES = "config.json, model.safetensors and tokenizer.json"
-_ROUNDED = 1024  # tables of tokens are rounded up to a multiple of at most this
+_ROUNDED = 1024  # embeddings may have a number of rows that is rounded up to a multiple of this
 
 
 def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -21,12 +21,14 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if not path:
         raise UserError(f"model.pretrained is missing: give a folder with {FILES}")
     if not os.path.isdir(path):
-        raise UserError(f"model.pretrained={path}: there is no such folder; give one with {FILES}")
+        raise UserError(
+            f"model.pretrained={path}: there is no such folder; give a folder with {FILES}"
+        )
     for name in ("config.json", "tokenizer.json"):
         if not os.path.exists(os.path.join(path, name)):
-            there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+            names = ", ".join(sorted(os.listdir(path))[:8]) or "no files"
             raise UserError(
-                f"model.pretrained={path} has no {name}: give a folder with {FILES}; it has {there}"
+                f"model.pretrained={path} has no {name}: give a folder with {FILES}; it has {names}"
             )
     config = read_json(os.path.join(path, "config.json"), "config")
     if not isinstance(config, dict):
@@ -59,8 +61,9 @@ def encoder_arguments(config: dict[str, Any], where: str) -> dict[str, Any]:
 def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> None:
     """Checks that a tokenizer has the encoder's vocabulary.
 
-    A table of tokens may be longer than the vocabulary, rounded up to a multiple of at most 1,024,
-    but not shorter. The padding token must be the number that the encoder masks.
+    The encoder's embedding may have more rows than the tokenizer has tokens, because the number of
+    rows may be rounded up to a multiple of at most 1,024. It may not have fewer rows. The id of the
+    padding token must be the id that the encoder masks.
 
     Raises:
         UserError: the tokenizer has another vocabulary.
@@ -70,7 +73,7 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
     if not size <= wanted < size + _ROUNDED:
         raise UserError(
             f"{where}: the tokenizer has another vocabulary: it has {size:,} tokens, and the "
-            f"encoder {wanted:,}; put the model's own tokenizer.json there"
+            f"encoder has {wanted:,}; use the tokenizer.json of this model"
         )
     named = [tokenizer.token_to_id(name) for name in ("[PAD]", "<pad>")]
     numbers = [number for number in named if number is not None]
@@ -79,7 +82,7 @@ def check_tokenizer(tokenizer: Any, arguments: dict[str, Any], where: str) -> No
     if numbers and arguments["padding_id"] not in numbers:
         raise UserError(
             f"{where}: the tokenizer has another vocabulary: it pads with {numbers[0]}, and the "
-            f"encoder with {arguments['padding_id']}; put the model's own tokenizer.json there"
+            f"encoder pads with {arguments['padding_id']}; use the tokenizer.json of this model"
         )
 
 
@@ -91,7 +94,7 @@ def load_weights(encoder: Any, path: str) -> list[str]:
         path: path of the folder.
 
     Returns:
-        The paths of the variables that the folder lacks, which can only be those of a pooler.
+        The paths of the variables that the folder lacks. Only variables of a pooler may be missing.
 
     Raises:
         UserError: the weights are missing, damaged, or of another model. Nothing was assigned.

@@ -23,7 +23,7 @@ class Dropout(keras.layers.Layer):
 
     Args:
         rate: float. The drop rate in [0, 1).
-        seed: int.
+        seed: int. Seed of the masks.
         **kwargs: the arguments of any layer.
 
     Example:

@@ -22,7 +22,7 @@ def confusion(labels: np.ndarray, found: np.ndarray, classes: int) -> np.ndarray
 
 
 def accuracy(table: np.ndarray) -> float:
-    """Returns the share of correct predictions: the diagonal over all."""
+    """Returns the share of correct predictions: the sum of the diagonal over the sum of all."""
     return float(np.trace(table) / table.sum())
 
 

@@ -31,7 +31,7 @@ from tfwd.runs.workers.workers import Workers
 class Trainer(trainer.Trainer):
     """Trainer of a classifier in one folder, which resumes from its checkpoints.
 
-    The pretrained weights are read only at the start of a run. Later they are in the checkpoints.
+    The pretrained weights are read only at the start of a run. A resumed run reads a checkpoint.
 
     Args:
         config: the whole checked configuration.

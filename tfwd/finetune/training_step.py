@@ -1,4 +1,4 @@
-"""Training step of a classifier: a batch of texts, with a rate per step and layer."""
+"""Training step of a classifier: a batch of texts, with a learning rate per step and layer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TrainStep(step.TrainStep):
         model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
         steps: int. The number of steps of the schedule.
         warmup: int. The number of steps in which the rate rises.
-        linear: bool. Lets the rate fall after the warm-up.
-        layer_decay: float. As in `schedule.layer_factors`.
+        linear: bool. True lowers the rate after the warm-up. False keeps the rate constant.
+        layer_decay: float. The argument `decay` of `schedule.layer_factors`.
         **options: further arguments of `tfwd.runs.training.step.TrainStep`.
     """
 

@@ -35,7 +35,7 @@ TOKENS = Validator(
     "a whole number, at least 0 and at most 1000000", lambda v: is_whole_number(v, 0, 10**6)
 )
 UNITS = Validator(
-    "whole numbers of at least 1, one per layer, as 300,150",
+    "whole numbers of at least 1, one per layer, such as 300,150",
     lambda v: isinstance(v, tuple) and len(v) > 0 and all(is_whole_number(u, 1) for u in v),
 )
 
@@ -48,11 +48,11 @@ KEYS = {
         ALWAYS,
     ),
     "data.level": Key("word", one_of("word", "char"), "kind of token"),
-    "data.min_count": Key(2, COUNT, "tokens that are rarer in the training text are unknown"),
-    "data.batch_size": Key(32, COUNT, "number of columns of the training text"),
+    "data.min_count": Key(2, COUNT, "tokens that are rarer in the training text become <unk>"),
+    "data.batch_size": Key(32, COUNT, "number of columns into which the training text is cut"),
     "data.eval_batch_size": Key(10, COUNT, "number of columns of the other texts"),
     "data.window": Key(35, COUNT, "steps of truncated back-propagation (the mean, if random)"),
-    "data.random_windows": Key(True, FLAG, "draw a length for each window"),
+    "data.random_windows": Key(True, FLAG, "draw a random length for each window"),
     "data.eval_window": Key(
         70, COUNT, "steps of a window in evaluation; does not affect results", ALWAYS
     ),
@@ -63,7 +63,7 @@ KEYS = {
         0.5, RATE, "drop rate on each recurrent kernel, once per window", off=0.0
     ),
     "model.variational_noise": Key(
-        0.0, NOT_NEGATIVE, "deviation of the noise on recurrent kernels"
+        0.0, NOT_NEGATIVE, "standard deviation of the noise on recurrent kernels"
     ),
     "model.noise_start_step": Key(0, WHOLE, "training step from which variational_noise acts"),
     "model.embedding_dropout": Key(0.1, RATE, "drop rate on whole rows of the embedding", off=0.0),
@@ -77,10 +77,10 @@ KEYS = {
         0.4, RATE, "drop rate on the last output, one mask per window", off=0.0
     ),
     "model.activation_regularization": Key(
-        2.0, NOT_NEGATIVE, "alpha: penalty on the size of the output"
+        2.0, NOT_NEGATIVE, "alpha: factor of the penalty on large outputs"
     ),
     "model.temporal_activation_regularization": Key(
-        1.0, NOT_NEGATIVE, "beta: penalty on its changes"
+        1.0, NOT_NEGATIVE, "beta: factor of the penalty on changes of the output over time"
     ),
     "model.recompute": Key(
         True,
@@ -109,7 +109,7 @@ KEYS = {
     "sample.temperature": Key(
         0.8,
         NOT_NEGATIVE,
-        "1: the model's probabilities; 0: the most likely",
+        "1: the model's probabilities; 0: the most likely token",
         ALWAYS,
     ),
     "sample.top_k": Key(0, WHOLE, "draw from the k most likely tokens; 0: from all", ALWAYS),
@@ -121,8 +121,8 @@ def default_config() -> ml_collections.ConfigDict:
     """Returns the configuration with every key at its default; `KEYS` explains the keys.
 
     Returns:
-        A `ConfigDict`, locked except for `optimizer.kwargs`. A value of another type is an error
-        too (except a whole number for a float).
+        A `ConfigDict`, locked except for `optimizer.kwargs`. Assigning a value of another type is
+        an error, except a whole number for a float.
 
     Example:
     >>> config = default_config()
@@ -142,7 +142,8 @@ def _check_together(config: ml_collections.ConfigDict, to_train: bool) -> None:
         )
     if data.random_windows and data.window < 5:
         raise UserError(
-            f"data.window={data.window}: with data.random_windows a window has at least 5 steps"
+            f"data.window={data.window}: with data.random_windows a window has at least 5 steps; "
+            "give at least 5"
         )
     if to_train:
         check_arguments(config.optimizer)

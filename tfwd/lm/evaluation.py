@@ -66,7 +66,7 @@ class Evaluator:
 
         Args:
             columns: int32 `[batch_size, n + 1]`, from `stream.columns`.
-            window: int. Steps per call. It affects memory, and not the result.
+            window: int. Steps per call. It affects the memory, but not the result.
             stop: function that is called after each window. `True` ends the evaluation.
 
         Returns:
@@ -81,7 +81,7 @@ class Evaluator:
         return None if stops else Evaluation(nats / tokens, int(tokens))
 
     def _add(self, columns: np.ndarray, window: int, stop: Callable[[], bool]) -> bool:
-        """Sums the losses of columns. Returns True if `stop` ended it."""
+        """Sums the losses of columns. Returns True if `stop` ended the evaluation."""
         for pair in self._carried:
             for tensor in pair:
                 tensor.assign(tf.zeros_like(tensor))
@@ -111,7 +111,7 @@ def evaluate(
     what: str = "the text",
     workers: Workers | None = None,
 ) -> Evaluation:
-    """Computes the mean loss of a model on a numbered text.
+    """Computes the mean loss of a model on a text of token ids.
 
     Args:
         model: the model.

@@ -21,7 +21,7 @@ from tfwd.runs.storage.run_state import RunState
 
 
 class GradientMeter:
-    """Meter of the gradient moments of a window, as the training step computes it.
+    """Meter of the gradient moments of a window, with the forward pass of the training step.
 
     Args:
         model: the model.
@@ -38,11 +38,11 @@ class GradientMeter:
         self._function = tf.function(self._measure, input_signature=[window, window])
 
     def __call__(self, inputs: tf.Tensor, targets: tf.Tensor) -> dict[str, Any]:
-        """Returns the numbers of `gradients.statistics.describe`, with a weight's as `name/path`.
+        """Returns the numbers of `gradients.statistics.describe`. A weight's key is `name/path`.
 
         A window is one batch, and may be too noisy. Then `signal` is zero or less and `noise_scale`
-        is infinite, which `metrics.jsonl` stores as null. Over several lines the noise scale is the
-        mean of `variance` over the mean of `signal`.
+        is infinite, which `metrics.jsonl` stores as null. To average over several lines, divide the
+        mean of `variance` by the mean of `signal`.
         """
         sums = self._function(inputs, targets).numpy()
         paths = [_keras.variables.path(v) for v in self._variables]

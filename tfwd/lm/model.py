@@ -1,8 +1,8 @@
 """AWD-LSTM of Merity, Keskar and Socher (2017): LSTMs with dropped recurrent weights.
 
-All regularisation is optional. An option that is off adds no layer and no operation. With all rates
-0 the model is an embedding, plain Keras LSTMs and a softmax. States are inputs and outputs, so that
-the caller decides what to carry from window to window.
+All regularization is optional. An option that is off adds no layer and no operation. If all rates
+are 0, the model is an embedding, plain Keras LSTMs and a softmax. States are inputs and outputs, so
+that the caller decides which states to carry from window to window.
 """
 
 from __future__ import annotations
@@ -60,20 +60,21 @@ class LanguageModel(keras.Model):
         dtype_policy: str. The name of a Keras dtype policy. Logits are in at least float32.
         seed: int. Seed of the initial weights and of all draws. `None` takes it from Keras's global
             seed.
-        name: str. The model's name, with which every variable's path begins.
-        **options: the keys under `model.` of `tfwd.lm.config.KEYS`, which explains them: rates and
-            noise, which are off by default, `tie_weights`, `init_scale`, `recompute`.
+        name: str. The model's name. Every variable's path begins with it.
+        **options: the keys under `model.` of `tfwd.lm.config.KEYS`: rates and noise, which are off
+            by default, `tie_weights`, `init_scale`, `recompute`. `KEYS` explains them.
 
     Raises:
         TypeError: there is no such option.
-        ValueError: the weights are tied, and the last LSTM is not as wide as the embedding. Or a
+        ValueError: the weights are tied and the last LSTM is not as wide as the embedding, or a
             rate is outside [0, 1).
 
     References:
         Merity, Keskar and Socher, "Regularizing and Optimizing LSTM Language Models" (2017).
         LSTM weights start uniform in (-1/sqrt(units), 1/sqrt(units)), and the softmax's bias at
-        zero, as in the authors' program. Departure: an LSTM there adds two bias vectors. This one
-        has one, initialized like one of theirs, and the forget gate gets no extra bias.
+        zero, as in the authors' program. Difference: an LSTM of their program adds two bias
+        vectors. This model's LSTM has one bias vector with the same initialization, and the forget
+        gate gets no extra bias.
 
     Example:
     >>> model = LanguageModel(10, embedding_dim=4, hidden_units=(6, 4), weight_dropout=0.5)
@@ -101,8 +102,8 @@ class LanguageModel(keras.Model):
         hidden_units = tuple(int(units) for units in hidden_units)
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
-            there = ", ".join(OPTIONS)
-            raise TypeError(f"LanguageModel has no option {unknown[0]}; it has {there}")
+            names = ", ".join(OPTIONS)
+            raise TypeError(f"LanguageModel has no option {unknown[0]}; its options are {names}")
         options = {**OPTIONS, **options}
         if not hidden_units:
             raise ValueError("hidden_units is empty: give the width of at least one LSTM")
@@ -182,16 +183,16 @@ class LanguageModel(keras.Model):
         """Runs the model over a window.
 
         Args:
-            ids: int32 `[batch, time]`, the tokens' numbers.
+            ids: int32 `[batch, time]`. The token ids.
             states: as in `Output.states`; `None` for zeros.
-            training: bool. Enables the regularisation.
+            training: bool. True enables the regularization.
 
         Returns:
             `Output(logits, states, raw, dropped)`.
         """
         if states is None:
             states = self.zero_state(tf.shape(ids)[0])
-        values = self.embedding(ids)  # Keras passes the flag of this call on
+        values = self.embedding(ids)  # Keras passes `training` of this call to the layer
         values = _apply_if_present(self.input_dropout, values, training)
         carried = []
         for number, layer in enumerate(self.lstms, 1):
@@ -248,7 +249,7 @@ def named_weights(model: LanguageModel) -> dict[str, Any]:
     seen: set[int] = set()
     for part, layer in [*parts.items(), ("", model)]:  # last, the additional weights of a subclass
         for variable in layer.weights:
-            if id(variable) not in seen:  # a tied softmax has the embedding's matrix
+            if id(variable) not in seen:  # a tied softmax shares the embedding's matrix
                 seen.add(id(variable))
                 found[f"{part}/{_keras.variables.name(variable)}".lstrip("/")] = variable
     return found

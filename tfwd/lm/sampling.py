@@ -1,7 +1,7 @@
 """Draws text from a language model, one token per step.
 
-The host draws in float64, with a generator of the call's own seed. A seed therefore gives the same
-text, whatever was drawn before.
+The host draws in float64. Each call makes its own generator from the seed. The same seed therefore
+gives the same text, whatever was drawn before.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def generate(
     """Draws a text from a language model.
 
     Each token is drawn with the probability `softmax(logits / temperature)` among the `top_k` most
-    likely, and is the model's next input. `<unk>` is never drawn, because it is no word of a text.
+    likely tokens, and is the model's next input. `<unk>` is never drawn, because it is not a word.
 
     Args:
         model: the model. It runs with `training=False`.
         vocabulary: the model's vocabulary.
         tokens: int. The number of tokens to draw, at least 0 and at most a million.
-        temperature: float. Below 1 prefers likely tokens, above 1 unlikely ones; 0 takes the most
-            likely.
+        temperature: float. A value below 1 makes likely tokens more probable. A value above 1 makes
+            unlikely tokens more probable. 0 takes the most likely token.
         top_k: int. The number of most likely tokens to draw from; 0 draws from all.
         seed: int, at least 0. Equal arguments give equal texts.
         prompt: str. The text to continue. Unknown tokens are read as `<unk>`, and are unchanged in
-            the result. Without a prompt, the text starts like a line.
+            the result. Without a prompt, the text starts at the beginning of a line.
 
     Returns:
-        The prompt, made of its tokens, and the drawn text.
+        The prompt, joined from its tokens, and the drawn text.
 
     Raises:
         UserError: an argument is out of its range, or the model's outputs are not finite.
@@ -99,16 +99,16 @@ def draw(
     seed: int,
     never: tuple[int, ...] = (),
 ) -> Iterator[int]:
-    """Yields the numbers of the tokens drawn after `start`; see `generate`.
+    """Yields the ids of the tokens drawn after `start`; see `generate`.
 
     Args:
         model: the model.
-        start: the numbers that the model reads first, at least one.
+        start: the token ids that the model reads first. At least one id.
         tokens: int. The number of tokens to draw.
         temperature: as in `generate`.
         top_k: as in `generate`.
         seed: as in `generate`.
-        never: numbers that are never drawn.
+        never: token ids that are never drawn.
     """
     generator = np.random.default_rng(seed)
     window = tf.TensorSpec([1, None], tf.int32)
@@ -127,8 +127,7 @@ def draw(
         if not np.isfinite(scores.astype(np.float32)).all():
             raise UserError(
                 "the model's outputs for the next token are not finite: its weights are not "
-                "finite, "
-                "or too large for its dtype policy"
+                "finite, or too large for its dtype policy"
             )
         token = choose(scores, generator, temperature, top_k, never)
         ids = np.array([[token]], np.int32)
@@ -147,10 +146,11 @@ def choose(
     Args:
         logits: `[vocabulary]`.
         generator: the random generator. It is not used at temperature 0.
-        temperature: float, at least 0; 0 takes the most likely, and the first of equals.
-        top_k: int. The number of most likely tokens to draw from (the first of equals); 0 draws
-            from all.
-        never: numbers that are never drawn.
+        temperature: float, at least 0. 0 takes the most likely token. If several tokens are equally
+            likely, it takes the first.
+        top_k: int. The number of most likely tokens to draw from; 0 draws from all. Among equally
+            likely tokens, the first tokens are included.
+        never: token ids that are never drawn.
 
     Example:
     >>> choose(np.array([1.0, 3.0, 2.0]), np.random.default_rng(0), 0.0, never=(1,))
@@ -169,7 +169,7 @@ def choose(
 
 
 def _line_end(vocabulary: Vocabulary) -> int:
-    """Returns the number of the token before a line, from which its first token is predicted."""
+    """Returns the id of the token before a line. The model predicts the first token from it."""
     if vocabulary.eos_id is not None:
         return vocabulary.eos_id
     return int(vocabulary.encode(["\n"])[0])

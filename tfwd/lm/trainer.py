@@ -30,7 +30,7 @@ class Trainer(trainer.Trainer):
     Args:
         config: the whole checked configuration.
         vocabulary_size: int. The number of tokens.
-        texts: dict of the numbered texts "train", "valid" and "test", int32 `[tokens]` each.
+        texts: dict of the token ids of "train", "valid" and "test", int32 `[tokens]` each.
         folder: the opened `RunFolder`.
         display: the display of the run.
         stop: the stop request, checked after every step.

@@ -1,4 +1,4 @@
-"""Training step of the language model: a window of text, with the state of the window before.
+"""Training step of the language model: a window of text, with the state of the previous window.
 
 The step is traced once. The signature leaves the window's length unknown, so random lengths never
 retrace it.
@@ -29,9 +29,9 @@ class TrainStep(step.TrainStep):
 
     Args:
         model, optimizer, state: as in `tfwd.runs.training.step.TrainStep`.
-        alpha: float. Factor of the activation regularisation.
-        beta: float. Factor of the temporal activation regularisation.
-        base_window: int. Scales the rate by the window's length over this; 0 does not scale.
+        alpha: float. Factor of the activation regularization.
+        beta: float. Factor of the temporal activation regularization.
+        base_window: int. The rate is multiplied by `time / base_window`; 0 disables the scaling.
         **options: further arguments of `tfwd.runs.training.step.TrainStep`.
     """
 

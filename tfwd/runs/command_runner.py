@@ -1,7 +1,7 @@
 """Runs a program: parses its flags, prints `--help`, and prints each error as one line.
 
-The flags are absl's, in a separate `FlagValues`. `--help` therefore shows only them, and not the
-hundreds of flags of the libraries. `--config` is a Python file of `ml_collections`.
+The program's absl flags are in a separate `FlagValues`. `--help` therefore shows only these flags,
+and not the hundreds of flags of the libraries. `--config` is a Python file of `ml_collections`.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def run(
     """Parses the command line, calls `main`, and ends the process with an exit code.
 
     Args:
-        main: the program. The values of the flags are attributes, as `flags.workdir`. Its result is
-            the exit code (None is 0).
-        define: function that defines the program's flags, as `flags.DEFINE_string(...,
+        main: function that runs the program. The values of the flags are attributes of its
+            argument, such as `flags.workdir`. It returns the exit code, or None for 0.
+        define: function that defines the program's flags, such as `flags.DEFINE_string(...,
             flag_values=values)`.
         about: str. The text of `--help`: the program's purpose, with examples.
         schema: the `Schema` of `--config`. `flags.config` is then a checked and locked
             `ConfigDict`. None if the program has no such flag.
-        together: bool. Checks that the values of the config fit together. False if `main` checks
-            that.
-        argv: the command line, with the program's name first. By default the process's own.
+        together: bool. True checks that the values of the config fit together. Pass False if `main`
+            does this check.
+        argv: the command line, with the program's name first. Default: `sys.argv`.
 
     Raises:
         SystemExit: always. The code is 0 after `--help` or success, and 130 after Ctrl-C. It is 1
-            after a `UserError` and after an error of the system (a file, the output, memory). Those
-            are printed on stderr as one line, `error: <message>`.
+            after a `UserError` and after an error of the system (a file, the output, memory). Each
+            of these errors is printed on stderr as one line, `error: <message>`.
     """
     argv = list(sys.argv if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # a letter that the terminal lacks
+    for stream in (sys.stdout, sys.stderr):  # escape letters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # a closed stream is reported when it is written to
+            with contextlib.suppress(OSError):  # the first write to a closed stream reports it
                 stream.reconfigure(errors="backslashreplace")
     code = 0
     try:
@@ -62,25 +62,25 @@ def run(
         else:
             values = parse(argv, define, schema=schema, together=together)
             code = main(values) or 0
-        sys.stdout.flush()  # a closed pipe shows here, and not after the last line
+        sys.stdout.flush()  # a closed pipe raises here, and not when Python exits
     except UserError as error:
-        code = _say(f"error: {error}")
+        code = _print_error(f"error: {error}")
     except KeyboardInterrupt:
-        code = _say("stopped", 130)
-    except BrokenPipeError:  # as in `tfwd-generate ... | head`
+        code = _print_error("stopped", 130)
+    except BrokenPipeError:  # such as in `tfwd-generate ... | head`
         _discard_output()
-    except OSError as error:  # for files without a better message
+    except OSError as error:  # of a file that has no message of its own
         what = f"{error.filename}: " if error.filename else "cannot write the output: "
-        code = _say(f"error: {what}{error.strerror or error}")
+        code = _print_error(f"error: {what}{error.strerror or error}")
     except Exception as error:
         if not isinstance(error, MemoryError) and type(error).__name__ != "ResourceExhaustedError":
             raise
-        code = _say(f"error: there is not enough memory: {str(error)[:200]}")
+        code = _print_error(f"error: there is not enough memory: {str(error)[:200]}")
     sys.exit(code)
 
 
-def _say(line: str, code: int = 1) -> int:
-    """Prints one line on stderr, and prevents another one at Python's end."""
+def _print_error(line: str, code: int = 1) -> int:
+    """Prints one line on stderr. Prevents a second error message when Python exits."""
     with contextlib.suppress(OSError):
         print(" ".join(line.split()), file=sys.stderr, flush=True)
     try:
@@ -91,7 +91,7 @@ def _say(line: str, code: int = 1) -> int:
 
 
 def _discard_output() -> None:
-    """Discards the buffer of standard output, which would cause a second error."""
+    """Discards the buffer of standard output, because writing it would cause a second error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -101,16 +101,17 @@ def usage(
     about: str,
     schema: Schema | None = None,
 ) -> str:
-    """Returns the text of `--help`: about, the flags, and the keys of the configuration."""
+    """Returns the text of `--help`: `about`, the flags, and the config keys."""
     values = define_flags(define)
     lines = [textwrap.dedent(about).strip(), "", f"Flags of {os.path.basename(program)}:"]
     if schema:
         lines.append("  --config=NAME_OR_FILE")
         lines.append(
-            f"      name of a config of tfwd, as {schema.example}, or Python file with get_config()"
+            f"      name of a config of tfwd, such as {schema.example}, or a Python file with "
+            "get_config()"
         )
         lines.append("  --config.KEY=VALUE")
-        lines.append("      another value for one key of it; the keys are below")
+        lines.append("      changes one key of the config; the keys are listed below")
     for name in values:
         flag = values[name]
         default = "" if flag.default in (None, "") else f" (default: {flag.default_as_str})"
@@ -121,7 +122,7 @@ def usage(
     if schema:
         lines += [
             "",
-            "Config keys, with their defaults (a config file has its own):",
+            "Config keys with their defaults (a config file can set other values):",
             schema.describe(),
         ]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""`UserError`, for mistakes of a program's user, with its one-line reasons and suggestions.
+"""`UserError` for mistakes of a program's user, one-line reasons, and suggestions of names.
 
 The programs print a `UserError` as a single line, ``error: <message>``, and end with exit code 1.
-Any other exception is a fault of the code and keeps its traceback.
+Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def reason(error: BaseException) -> str:
     """Returns the reason of an exception in one line of at most 300 characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = getattr(error, "message", None) or str(error)  # TensorFlow's have a message
-    text = re.sub(r"\{\{\w+ [^}]*\}\}", "", text)  # TensorFlow's names of nodes
+    text = getattr(error, "message", None) or str(error)  # errors of TensorFlow have `message`
+    text = re.sub(r"\{\{\w+ [^}]*\}\}", "", text)  # removes TensorFlow's names of nodes
     return " ".join(text.split())[:300] or type(error).__name__
 
 
@@ -40,8 +40,8 @@ def as_user_error(what: str, *errors: type[Exception]) -> Iterator[None]:
     """Turns exceptions of the body into a `UserError` of one line: `what`, and the reason.
 
     Args:
-        what: str. The failure, as "cannot write FILE".
-        *errors: the types of the exceptions.
+        what: str. The failure, such as "cannot write FILE".
+        *errors: types of exceptions. Other exceptions pass unchanged.
 
     Raises:
         UserError: the body raised one of `errors`, which is the cause of the `UserError`.

@@ -23,10 +23,10 @@ class Score(NamedTuple):
     """Name, scale and unit in which tables, logs and plots show a loss.
 
     Attributes:
-        name: str. The name, as "perplexity" in "valid perplexity".
-        of_loss: function from a loss to the shown number. It rises with the loss, so lower is
-            better.
-        unit: str. The unit of a mean loss and of a speed, as "token" or "text".
+        name: str. The name, such as "perplexity" in "valid perplexity".
+        of_loss: function that converts a loss to the shown number. The number rises with the loss,
+            so lower is better.
+        unit: str. The unit of a mean loss and of a speed, such as "token" or "text".
     """
 
     name: str
@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """Conversion of a program's data to numbers, kept in the run folder."""
+    """Conversion of a program's data to numbers. The run folder stores it."""
 
     def __len__(self) -> int: ...
 
@@ -62,7 +62,7 @@ class Data(Protocol):
 
     @property
     def size(self) -> str:
-        """Returns the amount of training data in words, as "1,000 tokens"."""
+        """Returns the amount of training data as text, such as "1,000 tokens"."""
 
     def fingerprint(self) -> str:
         """Returns a short hash of the data. A run resumes only with the same data."""
@@ -74,9 +74,9 @@ class Failure(NamedTuple):
     Attributes:
         step: int. The step's number, from 1.
         loss, gradient_norm, learning_rate: float. The numbers of the step.
-        weight: str. The weight that is not finite, as "weight lstm/kernel"; "" if the step is not
-            finite.
-        found: str. What is wrong with the weight.
+        weight: str. The weight that is not finite, such as "weight lstm/kernel"; "" if the step is
+            not finite.
+        found: str. The problem of the weight.
     """
 
     step: int
@@ -107,21 +107,21 @@ class Step(Protocol):
 
         Args:
             *batch: the batch.
-            update: bool. False only gathers the gradient. It is given for
-                `optimizer.steps_per_update` above 1 only.
+            update: bool. False only accumulates the gradient. The trainer passes `update` only if
+                `optimizer.steps_per_update` is above 1.
         """
 
     def trace(self) -> None:
-        """Traces the step. Otherwise the first call does it."""
+        """Traces the step. Without this call, the first step traces."""
 
     def failure(self) -> Failure | None:
         """Returns the first step that was not finite, or `None`. Waits for the device."""
 
     def diagnose(self, *batch: Any) -> Report:
-        """Examines the failed step on its batch, and changes nothing."""
+        """Examines the failed step on its batch. Changes no state of the run."""
 
     def resume_after_failure(self) -> None:
-        """Makes steps again, as if the failed step had been made."""
+        """Enables the next steps. The failed step counts as made."""
 
 
 class EvaluationResult(Protocol):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Program(abc.ABC):
-    """Kind of training run, as a language model or a classifier.
+    """Base class of a training program, such as a language model or a classifier.
 
     Attributes:
         command: str. The console script that trains, for messages and files.
@@ -34,9 +34,9 @@ class Program(abc.ABC):
         score: `Score`. How losses are shown.
         data_keys: the config keys that `read_data` depends on.
         vocabulary_file: str. The name of the vocabulary's file in a run folder.
-        model_name: str. The model's name in messages and in files of weights, as "language model".
-        entries: str. The entries of a vocabulary, for messages.
-        counted: str. The size of a vocabulary in words, with a placeholder for the number.
+        model_name: str. The model's name in messages and weight files, such as "language model".
+        entries: str. The plural noun for a vocabulary's entries, for messages.
+        counted: str. The text for the size of a vocabulary, with a placeholder for the number.
     """
 
     command: str
@@ -108,4 +108,4 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def show(self, summary: dict[str, Any], folder: RunFolder, display: Display) -> None:
-        """Prints the summary of a finished run, and where the rest of the report is."""
+        """Prints the summary of a finished run, and the path of the rest of the report."""

@@ -20,7 +20,7 @@ def role() -> str:
     """Returns `CHIEF`, `WORKER` or `ALONE`, the role of this process.
 
     Raises:
-        ValueError: some of keras-tuner's three variables are set, and not all.
+        ValueError: some of keras-tuner's three variables are set, but not all.
     """
     names = (_ID, _IP, _PORT)
     for name in names:
@@ -35,7 +35,7 @@ def role() -> str:
 
 
 def check_address(mine: str) -> None:
-    """Checks the chief's address in the variables, because gRPC would only retry.
+    """Checks the chief's address in the variables. gRPC would only retry a wrong address.
 
     Args:
         mine: the role, from `role`. A chief must be able to listen at the address.
@@ -47,15 +47,19 @@ def check_address(mine: str) -> None:
         return
     name, ip, port = (os.environ[variable] for variable in (_ID, _IP, _PORT))
     if not name.isprintable():  # bytes that are not UTF-8 are not printable
-        raise ValueError(f"{_ID}={name!r}: give a name that can be printed")
+        raise ValueError(f"{_ID}={name!r}: give a printable name")
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise ValueError(f"{_PORT}={port}: give a whole number, 1 to 65535")
     if ":" in ip and not (ip.startswith("[") and ip.endswith("]")):
-        raise ValueError(f"{_IP}={ip}: give an address without a port, one of IPv6 as [::1]")
+        raise ValueError(
+            f"{_IP}={ip}: give an address without a port; put IPv6 in brackets, such as [::1]"
+        )
     try:
         found = socket.getaddrinfo(ip.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"{_IP}={ip}: there is no such address ({error})") from error
+        raise ValueError(
+            f"{_IP}={ip}: there is no such address ({error}); give a host name or an IP address"
+        ) from error
     if mine != CHIEF:
         return
     family, kind, _, _, address = found[0]
@@ -67,12 +71,12 @@ def check_address(mine: str) -> None:
     except OSError as error:
         raise ValueError(
             f"the chief cannot listen on {_IP}={ip}, {_PORT}={port}: {error.strerror or error}; "
-            "give an address of this machine, and a port that nobody uses"
+            "give an address of this machine, and a port that no process uses"
         ) from error
 
 
 class NoChief(RuntimeError):
-    """Error: no chief answered in time. The message is for the user."""
+    """Error for a chief that did not answer in time. The message is for the user."""
 
 
 def wait_for_chief(
@@ -81,7 +85,7 @@ def wait_for_chief(
     """Waits until the chief answers.
 
     Args:
-        seconds: float. The longest time to wait.
+        seconds: float. The maximum time to wait.
         say: function that is called with a line if the worker must wait.
         check: function that is called regularly. An exception in it ends the wait.
 
@@ -92,27 +96,27 @@ def wait_for_chief(
     from keras_tuner.src import protos
 
     where = f"{os.environ[_IP]}:{os.environ[_PORT]}"
-    end, said = time.monotonic() + seconds, False
+    end, announced = time.monotonic() + seconds, False
     with grpc.insecure_channel(where) as channel:
         stub = protos.get_service_grpc().OracleStub(channel)
         while True:
             check()
-            left = end - time.monotonic()
+            remaining = end - time.monotonic()
             try:
-                question = protos.get_service().GetSpaceRequest()
-                patience = max(min(_LOOK_SECONDS, left), 0.01)
-                stub.GetSpace(question, wait_for_ready=True, timeout=patience)
+                request = protos.get_service().GetSpaceRequest()
+                patience = max(min(_LOOK_SECONDS, remaining), 0.01)
+                stub.GetSpace(request, wait_for_ready=True, timeout=patience)
                 return
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise NoChief(f"the program at {where} is not the chief of a sweep") from error
                 if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                     time.sleep(patience)
-            if left <= 0:
+            if remaining <= 0:
                 raise NoChief(
-                    f"no chief answered at {where} in {seconds:g} seconds: start it, with the same "
-                    f"{_IP} and {_PORT} and {_ID}=chief, or wait longer for it"
+                    f"no chief answered at {where} in {seconds:g} seconds: start the chief with "
+                    f"the same {_IP} and {_PORT} and {_ID}=chief, or wait longer"
                 )
-            if not said:
+            if not announced:
                 say(f"waiting for the chief at {where}, at most {seconds:g} seconds")
-                said = True
+                announced = True

@@ -2,13 +2,14 @@
 
 keras-tuner does the search. This file adds:
 
-- The state is written beside its file and moved over it, so a kill leaves the old or the new state.
-- A trial that the state does not know (the kill came between two files) is dropped.
-- The trial of a lost worker goes to another worker. keras-tuner and its chief wait forever for a
-  worker of that name.
-- No worker is dismissed while another worker's trial may still have to be taken over.
-- Any number of failed trials is allowed. Each is in the table with its reason. None is ever among
-  the best trials, where keras-tuner puts them if there are too few others.
+- The state is written to a temporary file, which then replaces the old file. A kill therefore
+  leaves the old or the new state.
+- A trial that is not in the state is removed. A kill between two files can cause this.
+- The trial of a lost worker goes to another worker. keras-tuner's own chief would wait forever for
+  the lost worker.
+- No worker ends while another worker's trial may still need a new worker.
+- Any number of trials may fail. The table has each failed trial with its reason. A failed trial is
+  never among the best trials. keras-tuner adds failed trials if there are too few other trials.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class FaultTolerantOracle(keras_tuner.Oracle):
     """Mixin that makes an oracle fault-tolerant; it precedes the oracle's class.
 
     Args:
-        worker_timeout: float. Seconds of silence after which a worker is lost. None disables it,
-            for one process.
+        worker_timeout: float. Seconds of silence after which a worker counts as lost. None disables
+            the timeout, for a single process.
         watcher: the `Watcher` of the trials.
         clock: function that returns the time in seconds. Tests replace it.
         **kwargs: the arguments of the oracle.
@@ -52,14 +53,14 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         self.watcher = watcher
         self.failure: Exception | None = None  # why the search cannot continue
         self._timeout, self._clock = worker_timeout, clock
-        self._seen: dict[str, float] = {}  # by trial: when its worker was last heard of
-        self._asked: dict[str, float] = {}  # by worker: when it last asked for a trial
+        self._seen: dict[str, float] = {}  # by trial: time of its worker's last sign of life
+        self._asked: dict[str, float] = {}  # by worker: time of its last request for a trial
         self._losses: dict[str, int] = {}
         self._was_ongoing: dict[str, Trial] = {}
 
     @property
     def verbose(self) -> int:
-        """Returns 0: the watcher reports, and not keras-tuner's display."""
+        """Returns 0, because the watcher replaces keras-tuner's display."""
         return self._display.verbose
 
     @verbose.setter
@@ -87,7 +88,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
     @keras_tuner.synchronized
     def end_trial(self, trial: Trial) -> None:
         if trial.trial_id in self.end_order:
-            return  # a lost worker has returned with a known result
+            return  # a lost worker has returned, after another worker ended the trial
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
         super().end_trial(trial)
@@ -101,7 +102,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def release_lost(self, besides: str = "") -> None:
-        """Takes back the trials of lost workers, for the next worker that asks."""
+        """Makes the trials of lost workers available to the next worker that asks."""
         if self._timeout is None:
             return
         for worker, trial in list(self.ongoing_trials.items()):
@@ -167,12 +168,12 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         # The files may hold anything.
         except Exception as error:
             if isinstance(error, ValueError) and not isinstance(error, search_record.NO_JSON):
-                raise  # of `set_state`
+                raise  # the error of `set_state`
             folder = os.path.abspath(self._project_dir)
             what = f"oracle.json, or a trial.json, in {folder}"
             raise ValueError(search_record.damaged_message(what, error)) from error
         lost = [trial_id for trial_id in self.start_order if trial_id not in self.trials]
-        if lost:  # a trial of that number would be run again and again
+        if lost:  # keras-tuner would run a trial with this number again and again
             raise ValueError(
                 f"{os.path.abspath(self._project_dir)} has no trial.json of trial {lost[0]}, which "
                 "its oracle.json lists: restore it from a copy, or start again in another directory"

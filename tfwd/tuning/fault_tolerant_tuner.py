@@ -35,13 +35,14 @@ class FaultTolerantTuner(BaseTuner):
     """Mixin that makes a keras-tuner `Tuner` fault-tolerant; it precedes the tuner's class.
 
     Args:
-        worker_timeout: as in `FaultTolerantOracle`. Signs of life are several times as frequent.
+        worker_timeout: as in `FaultTolerantOracle`. A worker sends several signs of life in this
+            time.
         check: function that is called before each request for a trial. An exception in it ends the
             search.
         chief_timeout: float. Seconds that a worker waits for the chief before its first request.
         say: function that a waiting worker calls with a line.
-        watcher: the `Watcher` of the trials. In a worker it hears of that worker's trials, and
-            elsewhere of all.
+        watcher: the `Watcher` of the trials. In a worker it watches only this worker's trials. In
+            the chief, or in a single process, it watches all trials.
         *args, **kwargs: the arguments of the tuner.
     """
 
@@ -58,8 +59,8 @@ class FaultTolerantTuner(BaseTuner):
         self._timeout, self._check = worker_timeout, check
         self._chief_timeout, self._say = chief_timeout, say
         check_address(role())
-        place = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
-        search_record.check_files(os.path.join(*place))
+        parts = kwargs.get("directory") or ".", kwargs.get("project_name") or "untitled_project"
+        search_record.check_files(os.path.join(*parts))
         self._last_request_was_empty = False
         with contextlib.redirect_stdout(io.StringIO()):  # keras-tuner prints that it reloads
             super().__init__(*args, **kwargs)
@@ -74,8 +75,8 @@ class FaultTolerantTuner(BaseTuner):
             self.oracle.watcher = watcher
 
     def _get_tuner_fname(self) -> str:
-        # The chief and a single process use the same name, so that each can resume the other's
-        # sweep. keras-tuner reloads the oracle only if this file exists.
+        # The chief and a single process use the same name, so that a single process can resume the
+        # chief's sweep, and the reverse. keras-tuner reloads the oracle only if this file exists.
         name = super()._get_tuner_fname()
         return name if self._is_worker() else os.path.join(os.path.dirname(name), "tuner.json")
 
@@ -129,7 +130,7 @@ class FaultTolerantTuner(BaseTuner):
         trial_failures.store(trial, self.get_trial_dir(trial.trial_id))
         super().on_trial_end(trial)
         if self._watcher is not None and self._is_worker():
-            known = self.oracle.get_trial(trial.trial_id)  # with its score, which a worker's lacks
+            known = self.oracle.get_trial(trial.trial_id)  # the chief's trial, which has a score
             known.message = known.message or message
             self._watcher.ended(known)
 
@@ -169,10 +170,10 @@ class FaultTolerantTuner(BaseTuner):
 
 @contextlib.contextmanager
 def _less_output() -> Iterator[None]:
-    """Suppresses output that is irrelevant or is shown better elsewhere.
+    """Suppresses a warning about retracing, and the tracebacks of failed trials.
 
-    That is TensorFlow's warning about retraced functions (each trial has its own), and the
-    traceback of a failed trial, which keras-tuner prints and stores in `trial.message`.
+    Each trial has its own functions, so TensorFlow's warning is irrelevant. keras-tuner also stores
+    the traceback in `trial.message`.
     """
 
     def keep(record: logging.LogRecord) -> bool:
@@ -190,7 +191,7 @@ def _less_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watched_workers(oracle: FaultTolerantOracle) -> Iterator[None]:
-    """Takes back lost workers' trials while the chief serves, and ends it if it cannot write.
+    """Releases the trials of lost workers while the chief serves. Ends a chief that cannot write.
 
     keras-tuner's server answers in threads. An exception there does not reach the main thread.
     """

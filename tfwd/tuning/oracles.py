@@ -1,7 +1,7 @@
 """keras-tuner's four oracles (random, grid, Bayesian, Hyperband), made fault-tolerant.
 
-A restart rebuilds the grid's order of trials. keras-tuner does not save it, and its grid ends
-there.
+A restart rebuilds the order of the grid's trials. keras-tuner does not save this order, so its grid
+search ends at a restart.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class HyperbandOracle(FaultTolerantOracle, keras_tuner.oracles.HyperbandOracle):
 
 
 class GridOracle(FaultTolerantOracle, keras_tuner.oracles.GridSearchOracle):
-    """Fault-tolerant `GridSearchOracle`, with a point for each worker that asks.
+    """Fault-tolerant `GridSearchOracle` that always has a point for a worker.
 
     keras-tuner's own oracle gives the next grid point only when the previous trial has ended,
-    because a trial may find another hyperparameter. All workers except one or two then wait. Here
-    the next point follows as soon as a point is given out, and again when its trial has ended.
+    because a trial may declare another hyperparameter. All workers except one or two then wait.
+    Here the next point is available as soon as a worker gets a point, and again when the trial has
+    ended.
     """
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class GridOracle(FaultTolerantOracle, keras_tuner.oracles.GridSearchOracle):
         order = functools.cmp_to_key(lambda a, b: self._compare(values[a], values[b]))
         for trial_id in sorted(values, key=order):
             self._ordered_ids.insert(trial_id)
-            self._populate_next.append(trial_id)  # one whose next point was tried is skipped
+            self._populate_next.append(trial_id)  # skipped later if its next point was tried
 
 
 METHODS = {
@@ -89,7 +90,7 @@ def make_oracle(
         method: "random", "grid", "bayesian" or "hyperband".
         objective: the name of the minimised value, or an `Objective`.
         space: hyperparameters that are declared before the first trial. A model may declare more.
-        max_trials: int. The largest number of trials. None means the whole grid, or 10 for other
+        max_trials: int. The maximum number of trials. None means the whole grid, or 10 for other
             methods. Hyperband ignores it: its number of trials follows from its epochs.
         max_epochs, factor, iterations: int, for Hyperband: the epochs of its longest trials; the
             factor by which a round has fewer trials with more epochs than the round before; and how
@@ -98,7 +99,7 @@ def make_oracle(
         worker_timeout, watcher: as in `FaultTolerantOracle`.
 
     Raises:
-        ValueError: there is no such method. Or Hyperband's rounds need more points than the space
+        ValueError: there is no such method, or Hyperband's rounds need more points than the space
             has.
         ImportError: "bayesian" without scikit-learn and SciPy.
 
@@ -109,7 +110,7 @@ def make_oracle(
     """
     if method not in METHODS:
         raise ValueError(f"method {method!r}: give {', '.join(METHODS)}")
-    if not 0 <= seed <= LARGEST_SEED:  # each draw uses the next seed, and NumPy's have 32 bits
+    if not 0 <= seed <= LARGEST_SEED:  # draws use the next seeds, and a NumPy seed has 32 bits
         raise ValueError(f"seed={seed}: give a whole number, at least 0, at most {LARGEST_SEED}")
     options: dict[str, Any] = {
         "objective": objective,
@@ -135,10 +136,10 @@ def _check_enough(oracle: HyperbandOracle, space: keras_tuner.HyperParameters) -
     """
     if any(isinstance(hp, Float) and hp.step is None for hp in space.space):
         return
-    there = math.prod(len(list(hp.values)) for hp in space.space)
+    available = math.prod(len(list(hp.values)) for hp in space.space)
     needed = sum(rounds[0][0] for rounds in oracle.rounds())
-    if there < needed:
+    if available < needed:
         raise ValueError(
-            f"Hyperband draws {needed} different points and the space has {there}: widen it, take "
-            "fewer epochs, or another method"
+            f"Hyperband draws {needed} different points and the space has {available}: give more "
+            "values, fewer epochs, or another method"
         )

@@ -20,11 +20,11 @@ class TrialReporter(Watcher):
     """Watcher that prints a line before and after each trial.
 
     Args:
-        oracle: the oracle, which knows the best trial so far.
+        oracle: the oracle of the search. It has the best trial so far.
         folder, clock: as in `Watcher`.
 
     Attributes:
-        verbose: bool. Prints more than failures.
+        verbose: bool. False prints only failures.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TrialReporter(Watcher):
         self.verbose, self._oracle = True, oracle
 
     def line(self, text: str) -> None:
-        """Prints a line, unless the user wants no output."""
+        """Prints a line, unless `verbose` is False."""
         if self.verbose:
             print(text, flush=True)
 

@@ -27,8 +27,8 @@ def rates(
     Args:
         make_model: Function that returns a new compiled model in each call. If it has an argument,
             it receives the trial's `hp`, and may declare further hyperparameters.
-        dropout: dict from a pattern, as in `tfwd.parametrize`, to the drop rates to try. These are
-            a `Float`, `Int` or `Choice`, or one number. Default None, for no weight dropout.
+        dropout: dict from a pattern, as in `tfwd.parametrize`, to the drop rates to try: a `Float`,
+            `Int` or `Choice`, or a single number. Default None, for no weight dropout.
         noise: dict as in `dropout`, for the standard deviations of variational noise. If both match
             a weight, noise is applied first. Default None, for no noise.
 
@@ -37,8 +37,8 @@ def rates(
 
     Raises:
         ValueError: If `make_model` is not a function; if neither `dropout` nor `noise` is given; if
-            an end of a range is not a valid rate or deviation. In `build`, as `tfwd.parametrize`;
-            if `make_model` does not return a compiled model.
+            an end of a range is not a valid rate or deviation. `build` raises the errors of
+            `tfwd.parametrize`, and an error if `make_model` does not return a compiled model.
 
     Example:
     >>> import keras, keras_tuner
@@ -59,11 +59,14 @@ def rates(
             "Put the code that makes the model into a function"
         )
     if not dropout and not noise:
-        raise ValueError('give rates to try, as dropout={"recurrent_kernel": Float(0, 0.7)}')
+        raise ValueError(
+            "dropout and noise are both empty: give rates to try, such as "
+            'dropout={"recurrent_kernel": Float(0, 0.7)}'
+        )
     for name, kind, given in (("dropout", P.Dropout, dropout), ("noise", P.GaussianNoise, noise)):
         for pattern, spec in (given or {}).items():
             for value in _ends(name, pattern, spec):
-                kind(value).check(f"{name}[{pattern!r}] is to try {value!r} ({spec})")
+                kind(value).check(f"{name}[{pattern!r}] has the value {value!r} ({spec})")
     return Rates(make_model, dropout or {}, noise or {})
 
 
@@ -102,7 +105,7 @@ class Rates(keras_tuner.HyperModel):
         if not _keras.training.is_compiled(model):
             raise ValueError(f"make_model must make a compiled Keras model; it made {model!r}")
         wrapped = model
-        # In sequence: a weight that different patterns match in both gets both.
+        # One after the other: a weight that a noise pattern and a dropout pattern match gets both.
         for chosen in self.parametrizations(hp):
             wrapped = parametrize(wrapped, chosen) if chosen else wrapped
         if not _keras.training.is_compiled(wrapped):  # the wrapper of a subclassed model

@@ -1,4 +1,4 @@
-"""Record of the search that a folder holds, so that another search is rejected there."""
+"""Record of the search in a folder, so that another search in this folder is rejected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def describe(
 
 
 def verify(folder: str, now: Mapping[str, Any]) -> None:
-    """Compares a search with the one that the folder holds, if it holds one.
+    """Checks that the folder holds the same search, or no search.
 
     Raises:
         ValueError: the folder holds another search. The message lists the differences.
@@ -52,7 +52,7 @@ def verify(folder: str, now: Mapping[str, Any]) -> None:
     before = _read(os.path.join(folder, FILE))
     if before is None:
         raise ValueError(
-            f"{folder} holds a search of which only the trials are known; give another "
+            f"{folder} holds a search without {FILE}, the file with its settings; give another "
             "directory, or overwrite=True to start again"
         )
     free = () if state.get("end_order") else ("objective",)  # there is no score yet
@@ -69,7 +69,7 @@ def check_files(folder: str) -> None:
     """Checks that the paths that keras-tuner reads from a search's folder are files.
 
     Raises:
-        ValueError: one is not a file, for example a pipe, which would block.
+        ValueError: a path is not a file, for example a pipe, which would block.
     """
     names = ("oracle.json", "tuner*.json", os.path.join("trial_*", "trial.json"))
     for path in [path for name in names for path in glob.glob(os.path.join(folder, name))]:
@@ -86,7 +86,7 @@ def rejection_message(folder: str, different: Iterable[str]) -> str:
 
 
 def write(folder: str, now: Mapping[str, Any]) -> None:
-    """Writes the record in one step."""
+    """Writes the record in one atomic step."""
     os.makedirs(folder, exist_ok=True)
     text = json.dumps(dict(now), indent=2, default=int)  # also numbers of NumPy
     write_atomically(os.path.join(folder, FILE), text)
@@ -103,6 +103,6 @@ def _read(path: str) -> dict[str, Any] | None:
 
 
 def damaged_message(path: str, error: Exception) -> str:
-    """Returns the error message for a file that is no valid JSON."""
+    """Returns the error message for a file that is not valid JSON."""
     words = " ".join(str(error).split())[:200]
     return f"{path} is damaged ({words}): restore a copy, or start again in another directory"

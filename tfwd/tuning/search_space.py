@@ -48,7 +48,7 @@ class Float:
 
     @property
     def values(self) -> tuple[float, ...] | None:
-        """Returns all values in rising order; None for a continuous range."""
+        """Returns all values in increasing order; None for a continuous range."""
         if self.step is None:
             return None
         if self.log:
@@ -72,7 +72,7 @@ class Float:
         return self.read(hp.Float(name, float(self.low), float(self.high), sampling=sampling))
 
     def read(self, value: Any) -> float:
-        """Returns the value that a value of keras-tuner stands for."""
+        """Converts a value of keras-tuner to a value of the space."""
         return value if self.step is not None else min(max(_short(value), self.low), self.high)
 
     def __str__(self) -> str:
@@ -103,11 +103,11 @@ class Int:
     def __post_init__(self) -> None:
         _check_range(self, int)
         if self.log and self.step != 1:
-            raise ValueError(f"{self!r}: a logarithmic Int takes no step")
+            raise ValueError(f"{self!r}: a logarithmic Int takes no step; remove step or log")
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Returns all values in rising order."""
+        """Returns all values in increasing order."""
         return tuple(range(self.low, self.high + 1, self.step))
 
     @property
@@ -122,7 +122,7 @@ class Int:
         return hp.Int(name, self.low, self.high, step=self.step)
 
     def read(self, value: Any) -> int:
-        """Returns the value that a value of keras-tuner stands for."""
+        """Converts a value of keras-tuner to a value of the space."""
         return int(value)
 
     def __str__(self) -> str:
@@ -146,11 +146,11 @@ class Choice:
 
     def __post_init__(self) -> None:
         if isinstance(self.values, str) or not len(self.values):
-            raise ValueError(f"{self!r}: give a list of values, as Choice(['adam', 'sgd'])")
+            raise ValueError(f"{self!r}: give a list of values, such as Choice(['adam', 'sgd'])")
         found = tuple(tuple(v) if isinstance(v, list) else v for v in self.values)
         object.__setattr__(self, "values", found)
         if len({_written(value) for value in found}) < len(found):
-            raise ValueError(f"{self!r}: a value is listed twice")
+            raise ValueError(f"{self!r}: a value is listed twice; list each value once")
 
     @property
     def numbers(self) -> bool:
@@ -170,7 +170,7 @@ class Choice:
         return self.read(hp.Choice(name, [_written(value) for value in self.values]))
 
     def read(self, value: Any) -> Any:
-        """Returns the value that a value of keras-tuner stands for."""
+        """Converts a value of keras-tuner to a value of the space."""
         if self.numbers:
             return next(own for own in self.values if own == value)
         return next(own for own in self.values if _written(own) == value)
@@ -196,7 +196,7 @@ def hyperparameters(space: Mapping[str, Spec]) -> keras_tuner.HyperParameters:
 
 
 def hp_text(hp: Any | None) -> str:
-    """Returns a keras-tuner hyperparameter as text; None stands for one that is not varied.
+    """Returns a keras-tuner hyperparameter as text, or "not varied" for None.
 
     Example:
     >>> hp = hyperparameters({"rate": Float(0, 0.2, step=0.1), "any": Float(1e-3, 1, log=True)})
@@ -239,7 +239,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
             what = "whole numbers" if kind is int else "finite numbers"
             raise ValueError(f"{spec!r}: give {what}")
     if spec.low > spec.high:
-        raise ValueError(f"{spec!r}: low is above high")
+        raise ValueError(f"{spec!r}: low is above high; exchange them")
     if spec.log and spec.low <= 0:
         raise ValueError(f"{spec!r}: a logarithmic range must start above 0")
     least = 1 if spec.log and isinstance(spec, Float) else 0
@@ -252,7 +252,7 @@ def _check_range(spec: Float | Int, kind: Any) -> None:
     else:
         count = (math.log(spec.high) - math.log(spec.low)) / math.log(spec.step)
     if count >= _MOST:  # the values are listed
-        raise ValueError(f"{spec!r}: that is more than {_MOST:,} values; give a larger step")
+        raise ValueError(f"{spec!r}: the range has more than {_MOST:,} values; give a larger step")
 
 
 def _range_text(spec: Float | Int) -> str:
@@ -263,7 +263,7 @@ def _range_text(spec: Float | Int) -> str:
 
 
 def _short(value: float) -> float:
-    """Rounds to six digits, which suffice for a rate and can be typed."""
+    """Rounds to six significant digits, so that a user can type the value."""
     return float(f"{value:.6g}")
 
 

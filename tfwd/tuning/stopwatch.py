@@ -14,7 +14,7 @@ _BETWEEN_WRITES = 5.0
 
 
 class Stopwatch:
-    """Stopwatch that starts when it is made, and adds the time in the folder's file.
+    """Stopwatch that starts when it is made. Its time includes the time in the folder's file.
 
     Args:
         folder: path of the run folder. It need not exist yet.
@@ -43,7 +43,7 @@ class Stopwatch:
         return self._before + self._clock() - self._began
 
     def tick(self) -> None:
-        """Saves every few seconds, so that a kill loses no more."""
+        """Saves the time every few seconds, so that a kill loses only a few seconds."""
         if self._clock() - self._written >= _BETWEEN_WRITES:
             self.save()
 
@@ -55,7 +55,7 @@ class Stopwatch:
 
 
 def spent(trial: str | os.PathLike[str]) -> float:
-    """Returns the seconds of all runs in a trial's folder, as far as they are saved."""
+    """Returns the saved seconds of all runs in a trial's folder."""
     return sum(_read(path) for path in Path(trial).glob(f"*/{FILE}"))
 
 

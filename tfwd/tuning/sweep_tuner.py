@@ -2,8 +2,8 @@
 
 keras-tuner's Hyperband transfers only the best weights to a promoted trial. The optimizer's moments
 and averages, and the counter of the draws, start from scratch. Here each run stores its whole state
-(`callbacks.FullState`). A promoted trial starts from the last state of the trial before, and a
-stopped trial resumes from its own.
+(`callbacks.FullState`). A promoted trial starts from the last state of the trial that was promoted.
+A stopped trial resumes from its own last state.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def tuner(
     """Makes a keras-tuner `Tuner`, whose `search` takes the arguments of `model.fit`.
 
     Run `e` of every trial starts with `keras.utils.set_random_seed(seed + e)`. Trials therefore
-    differ by their hyperparameters alone. A trial fails if it raises an error, or if its objective
-    is not finite in any epoch. A line says why, and the search continues. A search that was stopped
-    resumes if it is started again with the same directory.
+    differ only by their hyperparameters. A trial fails if it raises an error, or if its objective
+    is not finite in at least one epoch. A line prints the reason, and the search continues. A
+    stopped search resumes if it is started again with the same directory.
 
     `search` prints a line before and after each trial, unless its `verbose` is 0. Keras's progress
     bars follow `verbose` too. `search` raises
@@ -67,7 +67,7 @@ def tuner(
             Default "val_loss".
         method: "random", "grid", "bayesian" or "hyperband". Default "random".
         directory: str or path. Folder of the sweep. Default "sweep".
-        max_trials: int. Largest number of trials. Hyperband ignores it, because its number of
+        max_trials: int. Maximum number of trials. Hyperband ignores it, because its number of
             trials follows from its epochs. Default None, for the whole grid, or for 10 trials of
             another method.
         executions_per_trial: int. Number of runs of a trial. Their objectives are averaged. Default
@@ -77,14 +77,14 @@ def tuner(
             factor, with more epochs. Default 3.
         iterations: int. Number of times that Hyperband repeats the search. Default 1.
         seed: int. Seed of the search and of the runs. Default 0.
-        overwrite: bool. Removes a sweep that is in the directory. Default False, which resumes that
-            sweep. It must then be the same sweep, except that `max_trials` may increase.
+        overwrite: bool. True removes an existing sweep in the directory. Default False, which
+            resumes this sweep. It must be the same sweep, except that `max_trials` may increase.
         worker_timeout: float. For several machines. The chief gives a trial to another worker if
             its worker has not reported for this number of seconds. Default 60.
 
     Returns:
         The tuner. `tuner.get_best_hyperparameters()` and the other methods of keras-tuner work. If
-        no trial succeeded, the methods that return the best ones raise RuntimeError.
+        no trial succeeded, the methods that return the best trials raise RuntimeError.
 
     Raises:
         ValueError: If the method is unknown; if the new model has no weights (on Keras 3); if the
@@ -209,7 +209,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         failed = [self.oracle.trials[name] for name in self.oracle.end_order]
         first = [(t.trial_id, reason(t, self.get_trial_dir(t.trial_id))) for t in failed[:1]]
         why = "".join(f"; trial {number}: {text}" for number, text in first)
-        raise RuntimeError(f"none of the {len(failed)} trials that ended succeeded{why}")
+        raise RuntimeError(f"none of the {len(failed)} finished trials succeeded{why}")
 
     def _populate_initial_space(self) -> None:
         # keras-tuner also does this before a trial. Otherwise an unnamed layer would be called
@@ -223,8 +223,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
                 raise ValueError(
                     f"model '{model.name}' has no weights when it is made, and a trial's backup "
                     "needs them before training: build the model in the function that makes it, "
-                    "with "
-                    "model.build((None, 8)) or a call on a batch"
+                    "with model.build((None, 8)) or a call on a batch"
                 )
             return model
 
@@ -236,7 +235,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
 
     def run_trial(self, trial: Trial, *args: Any, **kwargs: Any) -> Any:
         values = trial.hyperparameters.values
-        if "tuner/epochs" in values:  # set by Hyperband; its initial epoch is in the promoted state
+        if "tuner/epochs" in values:  # Hyperband sets it. The promoted state has the initial epoch
             kwargs["epochs"] = values["tuner/epochs"]
         self._execution = 0
         return super().run_trial(trial, *args, **kwargs)
@@ -262,7 +261,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
             results.history = state.history()
             objective = self.oracle.objective
             if not all(np.isfinite(objective.get_value(epoch)) for epoch in state.epochs):
-                raise FailedTrialError(f"{objective.name} is not finite in every epoch")
+                raise FailedTrialError(f"{objective.name} is not finite in at least one epoch")
         return results
 
     def _state_folder(self, trial_id: str, execution: int) -> str:

@@ -23,7 +23,7 @@ class FullState(keras.callbacks.BackupAndRestore):
     callbacks.
 
     Args:
-        folder: str. The folder of this run alone.
+        folder: str. Path of a folder that only this run uses.
 
     Attributes:
         epochs: list of the logs of all epochs, including epochs before the run resumed.

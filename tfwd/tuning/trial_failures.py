@@ -1,4 +1,4 @@
-"""Stores why a trial failed, and says it in one line."""
+"""Stores the reason why a trial failed, and returns it in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "error.txt"  # in a trial's folder: the traceback of a failed trial
 
 
 def store(trial: Trial, folder: str | os.PathLike[str]) -> None:
-    """Writes the traceback of a failed trial into its folder. The chief does not get it otherwise.
+    """Writes the traceback of a failed trial into its folder, where the chief can read it.
 
     Does nothing if the trial has not failed.
     """
@@ -25,11 +25,11 @@ def store(trial: Trial, folder: str | os.PathLike[str]) -> None:
 
 
 def reason(trial: Trial, folder: str | os.PathLike[str]) -> str:
-    """Returns why a trial failed, in one line, or "" if no reason is known.
+    """Returns why a trial failed, in one line, or "" if the reason is not known.
 
     Args:
         trial: the trial.
-        folder: path of its folder, which has the traceback if another process ran the trial.
+        folder: path of the trial's folder, with the traceback if another process ran the trial.
     """
     try:
         text = trial.message or (Path(folder) / FILE).read_text(encoding="utf-8")
@@ -52,16 +52,16 @@ def one_line(message: str | None) -> str:
     rest = lines[frames[-1] + 1 :] if frames else lines
     # Below the last frame is its line of code, then the exception, which is not indented.
     below = itertools.dropwhile(lambda line: not line[:1].strip() or line[:9] == "Traceback", rest)
-    said = [line.strip() for line in below if line.strip()]
-    if not said:
+    found = [line.strip() for line in below if line.strip()]
+    if not found:
         return ""
-    first = said[0]
-    if len(said) > 1 and first.endswith("in user code:"):  # AutoGraph's frames come between
-        first = said[-1]
-    elif len(said) > 1 and "Exception encountered when calling" in first:  # Keras's first line
-        first = f"{first.partition(':')[0]}: {said[1]}"
+    first = found[0]
+    if len(found) > 1 and first.endswith("in user code:"):  # AutoGraph's frames come between
+        first = found[-1]
+    elif len(found) > 1 and "Exception encountered when calling" in first:  # Keras's first line
+        first = f"{first.partition(':')[0]}: {found[1]}"
     name, _, text = first.partition(": ")
-    # The class is useless if tfwd raised the exception. For a crash it is half of the message.
+    # Omit the class if tfwd raised the exception. Keep it for a crash, where it is informative.
     return text if text and name.endswith("FailedTrialError") else _without_module(first)
 
 

@@ -14,8 +14,9 @@ def promote(parent: str | os.PathLike[str], folder: str | os.PathLike[str], *own
 
     Args:
         parent: folder of the run that was promoted.
-        folder: folder of the new run. A stop during the copy leaves nothing in it.
-        *own: patterns of further files that stay with the parent, as its time does.
+        folder: folder of the new run. A stop during the copy leaves no such folder.
+        *own: patterns of files that are not copied. The file with the parent's time is not copied
+            either.
     """
     new = Path(folder)
     if new.exists():  # it was started before, and stopped

@@ -13,11 +13,11 @@ from tfwd.tuning.stopwatch import spent
 
 
 class Watcher(abc.ABC):
-    """Observer of the trials: of all in the chief or the only process, of its own in a worker.
+    """Observer of the trials: all trials in the chief or a single process, own trials in a worker.
 
     Args:
-        folder: function from a trial's number to its folder. The folder has the trial's time before
-            this process resumed it, and the reason of a failure in another process.
+        folder: function from a trial's number to its folder. The folder has the time of the trial's
+            earlier runs, and the reason of a failure in another process.
         clock: function that returns the time in seconds. Tests replace it.
     """
 
@@ -43,7 +43,7 @@ class Watcher(abc.ABC):
         """Shows the result of a trial that ended, successfully or not."""
 
     def lost(self, trial: Trial, worker: str) -> None:
-        """Says that a worker was silent for too long, and that its trial waits for another one."""
+        """Prints that a worker was silent for too long, and that its trial waits for another."""
         self.line(f"{worker} is silent: trial {trial.trial_id} waits for another worker")
 
     def seconds(self, trial_id: str) -> float | None:

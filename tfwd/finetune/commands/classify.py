@@ -28,7 +28,7 @@ Without --text and --file, the texts are read from standard input, in groups. A 
 an error that names the line; --skip_empty skips such lines. With --json each output line is an
 object with the probabilities of all classes.
 """
-LINES = 64  # of a pipe that are labelled together
+LINES = 64  # number of lines from a pipe to label together
 
 
 class Labelled(NamedTuple):
@@ -37,7 +37,7 @@ class Labelled(NamedTuple):
     Attributes:
         text: str. The text.
         label: str. The most probable class.
-        probability: float. The probability of that class.
+        probability: float. The probability of this class.
         probabilities: dict of the probabilities of all classes.
     """
 
@@ -56,7 +56,7 @@ def define(values: flags.FlagValues) -> None:
     """Defines the flags."""
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.mark_flag_as_required("workdir", values)
-    flags.DEFINE_string("text", None, "one text to label", flag_values=values)
+    flags.DEFINE_string("text", None, "text to label", flag_values=values)
     flags.DEFINE_string("file", "", "text file, one text per line", flag_values=values)
     flags.DEFINE_string("checkpoint", "best", "best or last", flag_values=values)
     flags.DEFINE_bool("json", False, "print lines of JSON", flag_values=values)
@@ -71,7 +71,7 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> None:
     """Labels the texts, and prints the labels."""
     if values.text is not None and values.file:
-        raise UserError("--text and --file: give one of them")
+        raise UserError("--text and --file cannot be combined: give one of them")
     given: list[tuple[str, str]] | None = None
     if values.text is not None:
         given = list(numbered([values.text.replace("\n", " ")], "--text", one=True))
@@ -106,7 +106,10 @@ class Labeller:
         )
 
     def __call__(self, texts: list[tuple[str, str]]) -> Iterator[Labelled]:
-        """Yields the labels of texts; each text comes with its source.
+        """Yields the labels of texts.
+
+        Args:
+            texts: pairs of a source, for error messages, and a text.
 
         Raises:
             UserError: the model's outputs are not finite.
@@ -136,7 +139,7 @@ def numbered(
 
     Args:
         lines: the texts.
-        source: str. The name of the file, or a similar source.
+        source: str. The name of the file or of another source, for error messages.
         one: bool. True for a single text, which has no line number.
         skip: bool. Skips lines without text.
 
@@ -148,8 +151,8 @@ def numbered(
         if not line.strip():
             if skip:
                 continue
-            many = "" if one else ", or skip such lines with --skip_empty"
-            raise UserError(f"{where}: the text is empty; give one{many}")
+            hint = "" if one else ", or skip such lines with --skip_empty"
+            raise UserError(f"{where}: the text is empty; give a text{hint}")
         yield where, line.strip()
 
 
@@ -166,7 +169,7 @@ def _standard_input() -> Iterator[str]:
 
 def _chunks(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
     """Yields groups of texts to label together. Texts before an error are still labelled."""
-    if sys.stdin.isatty():  # a person who types waits for each label
+    if sys.stdin.isatty():  # show the label after each typed line
         yield from ([text] for text in texts)
         return
     together: list[tuple[str, str]] = []
@@ -183,10 +186,10 @@ def _chunks(texts: Iterator[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
 
 
 def _print(found: Iterable[Labelled], as_json: bool) -> None:
-    for one in found:
+    for labelled in found:
         if as_json:
-            facts: dict[str, Any] = one._asdict()
+            facts: dict[str, Any] = labelled._asdict()
             print(json.dumps(facts, ensure_ascii=False))
         else:
-            print(f"{one.label}\t{one.probability:.4f}\t{one.text}")
+            print(f"{labelled.label}\t{labelled.probability:.4f}\t{labelled.text}")
     sys.stdout.flush()

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Lengths to which batches are padded. They are few, so that each is compiled only once.
+# Pairs: batches up to this length are padded to a multiple of this step. A batch can then have only
+# a few lengths, and TensorFlow compiles each length only once.
 _STEPS = ((64, 16), (256, 32), (1 << 30, 128))
 
 
 def padded_length(longest: int, most: int) -> int:
-    """Returns the padded length of a batch with this longest text.
+    """Returns the padded length of a batch whose longest text has `longest` tokens.
 
-    Up to 64 it is a multiple of 16, up to 256 of 32, then of 128. It is at most `most`.
+    The padded length is a multiple of 16 up to 64, of 32 up to 256, and then of 128. It is at most
+    `most`.
 
     Example:
     >>> [padded_length(n, 300) for n in (3, 16, 17, 65, 257, 300)]
@@ -24,7 +26,7 @@ def padded_length(longest: int, most: int) -> int:
 
 
 def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:
-    """Pads numbered texts to int32 `[texts, padded_length]`."""
+    """Pads the token ids of texts to int32 `[texts, padded_length]`."""
     length = padded_length(max(map(len, texts)), most)
     batch = np.full((len(texts), length), padding_id, np.int32)
     for row, text in zip(batch, texts, strict=True):
@@ -33,7 +35,7 @@ def pad(texts: Sequence[np.ndarray], padding_id: int, most: int) -> np.ndarray:
 
 
 def sizes(count: int, batch_size: int) -> np.ndarray:
-    """Returns the sizes of the batches of `count` texts. The last batch has the rest.
+    """Returns the sizes of the batches of `count` texts. The last batch has the remaining texts.
 
     Example:
     >>> sizes(10, 4).tolist()

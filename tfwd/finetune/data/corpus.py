@@ -43,7 +43,7 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """Returns the number of training texts, in words."""
+        """Returns the number of training texts, as text."""
         return f"{len(self.texts['train']):,} texts"
 
     def fingerprint(self) -> str:

@@ -56,8 +56,8 @@ def read_examples(
         label: str. The column, or key, of the label.
 
     Raises:
-        UserError: the file cannot be read, is not UTF-8, or a line has another form. The message
-            names the line.
+        UserError: the file cannot be read, is not UTF-8, or a line does not have the expected form.
+            The message names the line.
 
     Example:
     >>> import pathlib, tempfile
@@ -75,8 +75,8 @@ def read_examples(
     for line, example in reader(path, content, text, label):
         for what, found in zip(("text", "label"), example, strict=True):
             if not found.strip():
-                raise UserError(f"{path}, line {line}: the {what} is empty; give one")
-            if not is_utf8(found):  # JSON can name half a character
+                raise UserError(f"{path}, line {line}: the {what} is empty; give a {what}")
+            if not is_utf8(found):  # JSON can contain half of a surrogate pair
                 raise UserError(f"{path}, line {line}: the {what} is not UTF-8")
         examples.append(Example(example.text.strip(), example.label.strip()))
     if not examples:
@@ -94,8 +94,8 @@ def _tsv(path: str, content: str, text: str, label: str) -> Lines:
         if len(columns) != 2:
             many = "no tab" if len(columns) == 1 else f"{len(columns) - 1} tabs"
             raise UserError(
-                f"{path}, line {number} has {many}: give the text, a tab and the label; it is "
-                f"{line[:60]!r}"
+                f"{path}, line {number} has {many}: give the text, a tab and the label; the line "
+                f"is {line[:60]!r}"
             )
         if number == 1 and columns[1].strip().lower() == label.lower():
             # This is a header, unless the name of the column is also the label of other lines.
@@ -108,18 +108,18 @@ def _tsv(path: str, content: str, text: str, label: str) -> Lines:
 def _csv(path: str, content: str, text: str, label: str) -> Lines:
     reader = csv.DictReader(io.StringIO(content), strict=True)
     try:
-        there = list(reader.fieldnames or [])
+        columns = list(reader.fieldnames or [])
         for key, name in (("text", text), ("label", label)):
-            if name not in there:
+            if name not in columns:
                 raise UserError(
-                    f"{path} has no column {name!r}; its first line names {', '.join(there)}: give "
-                    f"data.{key}"
+                    f"{path} has no column {name!r}; its first line names {', '.join(columns)}: "
+                    f"set data.{key} to one of these names"
                 )
         for row in reader:
             if row[text] is None or row[label] is None or None in row:
                 raise UserError(
-                    f"{path}, line {reader.line_num} does not have the {len(there)} columns of "
-                    "the first"
+                    f"{path}, line {reader.line_num} does not have the {len(columns)} columns of "
+                    "the first line"
                 )
             yield reader.line_num, Example(row[text], row[label])
     except csv.Error as error:
@@ -135,8 +135,7 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
         if not isinstance(found, dict) or text not in found or label not in found:
             raise UserError(
                 f"{path}, line {number} is not an object with {text!r} and {label!r}; set "
-                "data.text "
-                "and data.label to its names"
+                "data.text and data.label to the keys of the object"
             )
         if not isinstance(found[text], str) or not isinstance(found[label], (str, int)):
             raise UserError(f"{path}, line {number}: {text!r} and {label!r} must be texts")
@@ -153,8 +152,8 @@ def read_parts(data: ml_collections.ConfigDict) -> Splits:
     folder = data.path
     if not os.path.isdir(folder):
         raise UserError(
-            f"data.path={folder}: there is no such folder; give one with train.tsv, valid.tsv and "
-            "test.tsv"
+            f"data.path={folder}: there is no such folder; give a folder with train.tsv, valid.tsv "
+            "and test.tsv"
         )
     parts, first = {}, None
     for name in NAMES:
@@ -163,9 +162,9 @@ def read_parts(data: ml_collections.ConfigDict) -> Splits:
         if len(files) > 1:
             raise UserError(f"data.path={folder} has {' and '.join(files)}; keep one of them")
         if not files and (name != "valid" or not data.valid_share):
-            there = ", ".join(sorted(os.listdir(folder))[:8]) or "nothing"
+            names = ", ".join(sorted(os.listdir(folder))[:8]) or "no files"
             raise UserError(
-                f"data.path={folder} has no {name}.tsv, nor .csv or .jsonl; it has {there}"
+                f"data.path={folder} has no {name}.tsv, {name}.csv or {name}.jsonl; it has {names}"
             )
         if files:
             parts[name] = read_examples(files[0], data.text, data.label)
@@ -185,8 +184,8 @@ def check(splits: Splits) -> None:
     """Checks that the examples suffice to train and evaluate a classifier.
 
     Raises:
-        UserError: there are fewer than two labels. Or a label is in one part only, or has only one
-            training example.
+        UserError: there are fewer than two labels, a label is in only one part, or a label has only
+            one training example.
     """
     counts = {
         name: collections.Counter(example.label for example in part)
@@ -194,11 +193,11 @@ def check(splits: Splits) -> None:
     }
     train = counts["train"]
     for label in sorted(set().union(*counts.values())):
-        there = [name for name in NAMES if counts[name][label]]
+        parts = [name for name in NAMES if counts[name][label]]
         if not train[label]:
             raise UserError(
-                f"{splits.name}: the label {label!r} is in {' and '.join(there)} and not in train: "
-                f"the labels to train on are {_listed(train)}"
+                f"{splits.name}: the label {label!r} is in {' and '.join(parts)} but not in train: "
+                f"the labels in train are {_listed(train)}"
             )
         hint = ""
         if train[label] == 1 and splits.first is not None and splits.first.label == label:
@@ -206,7 +205,7 @@ def check(splits: Splits) -> None:
                 "; if the first line of train.tsv is a header, name its columns: data.text="
                 f"{splits.first.text[:60]!r} and data.label={label!r}"
             )
-        if there == ["train"]:
+        if parts == ["train"]:
             raise UserError(
                 f"{splits.name}: the label {label!r} is in train only, {train[label]} times, so "
                 "its accuracy cannot be measured: give examples in valid or test, or remove "

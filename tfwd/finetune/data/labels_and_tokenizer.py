@@ -1,6 +1,6 @@
 """Vocabulary of a classifier: its classes, its tokenizer, and the encoder's config.
 
-A run stores it in its folder. With the run's weights, it is all that is needed to label new texts.
+A run stores it in its folder. To label new texts, only this file and the run's weights are needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Vocabulary:
         labels: the sorted names of the classes.
         encoder: dict. The published config of the encoder.
         tokenizer: dict. The content of a `tokenizer.json`.
-        where: str. The source of config and tokenizer, for messages.
+        where: str. The source of config and tokenizer, for error messages.
 
     Raises:
         UserError: the tokenizer is damaged, or has another vocabulary than the encoder.
@@ -55,16 +55,23 @@ class Vocabulary:
         return self.arguments["padding_id"] or 0
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """Returns the tokens of texts, int32, with special tokens and at most `max_length` each."""
+        """Returns the token ids of texts, int32. Each text has at most `max_length` tokens.
+
+        This number includes the special tokens.
+        """
         most = self.arguments["max_length"]
         position = self.arguments.get("padding_position")
         most -= 0 if position is None else position + 1
         if max_length > most:
-            raise UserError(f"data.max_length={max_length}: the encoder has {most} positions")
-        own = self._tokenizer.num_special_tokens_to_add(False)
-        if max_length <= own:
             raise UserError(
-                f"data.max_length={max_length}: each text has {own} special tokens: give more"
+                f"data.max_length={max_length}: the encoder has {most} positions; give at most "
+                f"{most}"
+            )
+        special = self._tokenizer.num_special_tokens_to_add(False)
+        if max_length <= special:
+            raise UserError(
+                f"data.max_length={max_length}: each text has {special} special tokens: give more "
+                f"than {special}"
             )
         self._tokenizer.enable_truncation(max_length)
         return [np.array(e.ids, np.int32) for e in self._tokenizer.encode_batch(list(texts))]
@@ -74,7 +81,7 @@ class Vocabulary:
         return self._numbers[label]
 
     def fingerprint(self) -> str:
-        """Returns sixteen hexadecimal digits, which only equal vocabularies share."""
+        """Returns a hash, sixteen hexadecimal digits. Only equal vocabularies have equal hashes."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -30,17 +30,17 @@ AREAS = {
     " threading",
     "text": "base64 csv difflib email gettext html json locale quopri re shlex string textwrap xml",
 }
-WORDS = 40  # of a docstring
-LEAST = 6  # a shorter docstring says too little
+WORDS = 40  # maximum number of words of a text
+LEAST = 6  # minimum number of words of a docstring
 # Texts per area, in each part. There are few training texts, as in most applications, and the areas
-# are of similar size. If an area has fewer texts, all parts shrink alike.
+# are of similar size. If an area has fewer texts, all parts shrink by the same factor.
 SIZES = (150, 75, 150)
 
 
 def load_python_docstrings() -> Splits:
     """Reads the docstrings of the standard library, by area, in three parts.
 
-    A docstring is in one part only, and in the same part each time.
+    A docstring is in only one part, and in the same part in each call.
 
     Raises:
         UserError: this Python comes without the sources of its library.

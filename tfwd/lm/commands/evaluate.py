@@ -25,10 +25,10 @@ Evaluates a trained model on a text: perplexity, and bits per character.
     tfwd-evaluate --workdir=runs/quickstart --text=letter.txt --json
 
 Without --text, the run's test text is evaluated. Every token counts once. At word level the end of
-a line is a token. The bits per character are the bits of all tokens over the characters of the text
-as the model sees it: words with one space between, and line ends. An unknown word costs as much as
-<unk>. Numbers are therefore comparable if "unknown" is 0, or between models with the same
-vocabulary.
+a line is a token. The bits per character are the bits of all tokens, divided by the number of
+characters. The characters are counted in the text as the model sees it: words separated by one
+space, and line ends. An unknown word counts as <unk>. Compare results only if "unknown" is 0, or
+between models with the same vocabulary.
 """
 
 
@@ -90,7 +90,7 @@ def evaluate_test(saved: TrainedModel, workers: Workers | None = None) -> dict[s
         workers: as in `evaluate_text`.
 
     Returns:
-        As `evaluate_text`.
+        The dict of `evaluate_text`.
 
     Raises:
         UserError: the text cannot be read, or is not the text of the run. The test part of another
@@ -135,15 +135,15 @@ def evaluate_text(
         text: str. The text.
         name: str. The text's name in the result.
         batch_size: int. The number of columns into which the text is cut. The first token of each
-            column is not predicted. Fewer tokens than there are columns may be dropped at the end.
-            0 takes the run's `data.eval_batch_size`, or less for a short text, so that a column has
-            at least a window.
+            column is not predicted. Up to `batch_size - 1` tokens at the end of the text are
+            dropped. 0 takes the run's `data.eval_batch_size`, or fewer columns for a short text, so
+            that each column has at least one window.
         workers: the `Workers` that divide the columns. A single process by default.
 
     Returns:
         dict with "text", "level", "checkpoint_step", "tokens" and "characters" of the whole text,
-    "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity" (None
-    if too large for a float), "bits_per_token" and "bits_per_character".
+        "predicted" tokens, "unknown" (the share of tokens that are `<unk>`), "nats", "perplexity"
+        (None if too large for a float), "bits_per_token" and "bits_per_character".
 
     Raises:
         UserError: the text has fewer than two tokens, or is too short for `batch_size`.

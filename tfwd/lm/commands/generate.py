@@ -36,7 +36,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "temperature",
         0.8,
-        "1: the model's probabilities; lower: likely tokens; 0: the most likely",
+        "1: the model's probabilities; lower: prefer likely tokens; 0: the most likely token",
         flag_values=values,
     )
     flags.DEFINE_integer(

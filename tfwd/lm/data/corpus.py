@@ -1,4 +1,4 @@
-"""Corpus of a language model: a numbered text with its vocabulary."""
+"""Corpus of a language model: a text as token ids, with its vocabulary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfwd.runs.storage.run_state import fingerprint
 
 
 class Corpus(NamedTuple):
-    """Numbered text with its vocabulary.
+    """Text as token ids, with its vocabulary.
 
     Attributes:
         name: str. The text's name.
@@ -27,16 +27,16 @@ class Corpus(NamedTuple):
 
     @property
     def size(self) -> str:
-        """Returns the number of training tokens, in words."""
+        """Returns the number of training tokens, as text."""
         return f"{len(self.texts['train']):,} tokens"
 
     def fingerprint(self) -> str:
-        """Returns a short hash of the numbered text."""
+        """Returns a short hash of the token ids."""
         return fingerprint(self.texts)
 
 
 def read_corpus(data: ml_collections.ConfigDict) -> Corpus:
-    """Reads and numbers the text of a configuration's `data` keys.
+    """Reads the text of a configuration's `data` keys, and converts it to token ids.
 
     Raises:
         UserError: the text is missing or cannot be read.

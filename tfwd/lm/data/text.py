@@ -2,8 +2,8 @@
 
 The default text is in every Python: the topics of its reference manual, which `pydoc` shows. It has
 about 65,000 words and differs a little between versions. No download is needed. The text is used
-unchanged, with its rules of asterisks and its code. Other text is a folder of three files, like
-WikiText and the Penn Treebank, or one file that is split by position.
+unchanged, with its lines of asterisks and its code. Another text is a folder of three files, like
+WikiText and the Penn Treebank, or a single file that is split by position.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def load_splits(
 
     Args:
         path: a folder with `train.txt`, `valid.txt` and `test.txt` (or names like
-            `wiki.train.tokens` and `ptb.train.txt`). Or one text file, which is split by position.
-            None or "" reads the embedded text.
+            `wiki.train.tokens` and `ptb.train.txt`). A single text file is split by position. None
+            or "" reads the embedded text.
         fractions: the shares of a single text's three parts, in characters. A cut is moved to the
-            next line end, so that no line is divided. In a text without lines it is moved to the
-            next space. In a text without spaces it is not moved.
+            next line end, so that no line is divided. If there is no line end nearby, the cut is
+            moved to the next space. If there is no space nearby, the cut is not moved.
 
     Returns:
         The `Splits`. No part is empty.
 
     Raises:
-        UserError: something is missing, empty, not UTF-8, or too short to be split.
+        UserError: a file is missing, empty, not UTF-8, or too short to be split.
 
     Example:
     >>> splits = load_splits()
@@ -64,9 +64,9 @@ def load_splits(
         if os.path.exists(files[0]):
             train, valid, test = map(read_text, files)
             return Splits(train, valid, test, os.path.basename(os.path.abspath(path)))
-    there = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
+    names = ", ".join(sorted(os.listdir(path))[:8]) or "no files"
     raise UserError(
-        f"data.path={path}: this folder needs train.txt, valid.txt and test.txt; it has {there}"
+        f"data.path={path}: this folder needs train.txt, valid.txt and test.txt; it has {names}"
     )
 
 
@@ -161,14 +161,14 @@ def _split(text: str, fractions: tuple[float, float, float], name: str) -> Split
     if not all(part.strip() for part in parts):
         raise UserError(
             f"{name} is too short ({len(text)} characters) to be split into training, validation "
-            "and test text; give a longer one, or a folder with the three files"
+            "and test text; give a longer text, or a folder with three files"
         )
     return Splits(*parts, name)
 
 
 def _cut(text: str, position: int, start: int = 0) -> int:
     """Returns the position of a cut at or soon after `position`: after a line end or a space."""
-    reach = position + max(1000, len(text) // 100)  # a line end further away is ignored
+    reach = position + max(1000, len(text) // 100)  # ignore a line end after this position
     for end in ("\n", " "):
         found = text.find(end, max(position, start + 1) - 1, reach)
         if found >= 0 and text[found + 1 :].strip():

@@ -1,9 +1,9 @@
-"""Cuts a numbered text into the windows on which a recurrent model is trained.
+"""Cuts a text of token ids into windows, for training a recurrent model.
 
 This is truncated back-propagation through time. The text is cut into `batch_size` contiguous
 columns. All columns are read together, a window of a few dozen steps at a time. The state at the
-end of a window is the state at the start of the next one. The lengths of the windows depend only on
-(seed, epoch), so that a run can resume in the middle of an epoch.
+end of a window is the state at the start of the next window. The lengths of the windows depend only
+on (seed, epoch), so that a run can resume in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfwd.runs.errors import UserError
 
-SHORTEST = 5  # of the random windows; the last window of an epoch may be shorter
-HALVED = 0.05  # share of the windows whose mean is half the base
+SHORTEST = 5  # minimum length of a random window, except the last window of an epoch
+HALVED = 0.05  # probability that the mean length of a window is half the base
 DEVIATION = 5.0  # standard deviation of a random window's length
 
 
@@ -24,7 +24,7 @@ def columns(
     """Cuts a text into contiguous columns of equal length.
 
     Args:
-        ids: the text's numbers, `[tokens]`.
+        ids: the token ids of the text, `[tokens]`.
         batch_size: int. The number of columns. The last `tokens % batch_size` tokens are dropped.
         window: int. A column must hold at least one window of this many steps, and the next token.
         what: str. The text's name for an error message.
@@ -52,7 +52,8 @@ def columns(
             + (
                 f"the largest batch size that fits is {largest}"
                 if largest
-                else f"even one column needs {window + 1}; give a longer text or a shorter window"
+                else f"even one column needs {window + 1} tokens; give a longer text or a shorter "
+                "window"
             )
         )
     return ids[: length * batch_size].reshape(batch_size, length)
@@ -61,15 +62,15 @@ def columns(
 def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int = 0) -> np.ndarray:
     """Draws the lengths of one epoch's windows.
 
-    With `random`, this is the published rule. The mean is `base`, or half of it with probability
-    0.05. The length is normal around the mean with deviation 5, rounded, and at least 5. Over the
+    `random` uses the published rule. The mean is `base`, or `base / 2` with probability 0.05. The
+    length is normal around the mean with standard deviation 5, rounded, and at least 5. Over the
     epochs, each token is therefore at each position of a window.
 
     Args:
         n: int. The number of steps to divide, `columns.shape[1] - 1`. The last token of a column
             has no next token to predict.
         base: int. The base length.
-        random: bool. False gives `base` everywhere.
+        random: bool. False uses the length `base` for all windows.
         seed: int, at least 0.
         epoch: int, at least 0. Equal (seed, epoch) give equal lengths.
 
@@ -80,7 +81,7 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
         ValueError: `n` or `base` is not positive.
 
     References:
-        Merity, Keskar and Socher (2017), section 4.1 (variable length sequences). Departure: the
+        Merity, Keskar and Socher (2017), section 4.1 (variable length sequences). Difference: the
         authors' program truncates the normal number. This function rounds it, which keeps the mean.
 
     Example:
@@ -93,7 +94,7 @@ def window_lengths(n: int, base: int, *, random: bool, seed: int = 0, epoch: int
         raise ValueError(f"n={n}, base={base}: both must be at least 1")
     if random:
         generator = np.random.default_rng([seed, epoch])
-        count = -(-n // SHORTEST)  # enough for any draw
+        count = -(-n // SHORTEST)  # enough windows for any draw
         mean = np.where(generator.random(count) < HALVED, base / 2, base)
         lengths = np.rint(generator.normal(mean, DEVIATION)).astype(np.int64)
         lengths = np.maximum(lengths, SHORTEST)
@@ -119,7 +120,7 @@ def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data
         element's specification. Targets are the inputs one step later.
 
     Raises:
-        ValueError: the lengths do not add up to the columns, or `first` is out of range.
+        ValueError: the sum of the lengths is not the number of steps, or `first` is out of range.
 
     Example:
     >>> for inputs, targets in windows(columns(np.arange(8), 2), np.array([2, 1])):
@@ -137,11 +138,11 @@ def windows(columns: np.ndarray, lengths: np.ndarray, first: int = 0) -> tf.data
         # The function below captures this tensor. Slicing it needs no Python at run time.
         table = tf.constant(columns, tf.int32)
         batch = columns.shape[0]
-        places = np.stack([starts, starts + lengths], axis=1).astype(np.int32)[first:]
-        dataset = tf.data.Dataset.from_tensor_slices(places)
+        ranges = np.stack([starts, starts + lengths], axis=1).astype(np.int32)[first:]
+        dataset = tf.data.Dataset.from_tensor_slices(ranges)
 
-    def window(place: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        start, end = place[0], place[1]
+    def window(bounds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        start, end = bounds[0], bounds[1]
         inputs = tf.ensure_shape(table[:, start:end], [batch, None])
         targets = tf.ensure_shape(table[:, start + 1 : end + 1], [batch, None])
         return inputs, targets

@@ -1,8 +1,8 @@
-"""Vocabulary of a language model, which numbers its tokens.
+"""Vocabulary of a language model, which converts tokens to ids.
 
-The vocabulary is counted on the training text only, and saved with the model. Without its
-vocabulary a model is a table of nameless rows. A program compares fingerprints to reject a
-checkpoint of another vocabulary, which would otherwise only predict badly.
+The vocabulary has the tokens of the training text only. It is saved with the model. A program
+compares fingerprints to reject a checkpoint of another vocabulary. Otherwise the model would
+predict wrong tokens without an error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ UNK = "<unk>"
 
 
 class Vocabulary:
-    """Fixed list of tokens, in which a token's number is its position.
+    """Fixed list of tokens, in which a token's id is its position.
 
-    The number 0 is `<unk>`, which stands for every token that is not in the list. At word level the
-    number 1 is `<eos>`, the end of a line. At character level no character equals `<unk>`, which
-    has five. A word of the text that reads `<unk>` or `<eos>` is that symbol.
+    The id 0 is `<unk>`, which stands for every token that is not in the list. At word level the id
+    1 is `<eos>`, the end of a line. At character level no character equals `<unk>`, which has five.
+    A word `<unk>` or `<eos>` of the text counts as this symbol.
 
     Args:
-        tokens: the tokens, without repetition, with the symbols first. `from_tokens` makes the list
+        tokens: the tokens, without repetition. The symbols come first. `from_tokens` makes the list
             from a text.
         level: "word" or "char".
 
@@ -66,12 +66,11 @@ class Vocabulary:
         Args:
             tokens: the tokens of the training text.
             level: "word" or "char".
-            min_count: int. Tokens that are rarer become `<unk>`.
+            min_count: int. Tokens with a lower count become `<unk>`.
 
         Returns:
-            The vocabulary: the symbols, then the tokens by falling count. Tokens with equal counts
-                are in the order of their first appearance.
-            the order of their first appearance.
+            The vocabulary: the symbols, then the tokens by decreasing count. Tokens with equal
+            counts are in the order of their first appearance.
 
         Raises:
             UserError: no token is frequent enough.
@@ -86,7 +85,7 @@ class Vocabulary:
         if not kept:
             raise UserError(
                 f"data.min_count={min_count}: no token of the training text is that frequent; "
-                f"the most frequent occurs {max(counts.values(), default=0)} times"
+                f"the most frequent token occurs {max(counts.values(), default=0)} times"
             )
         return cls(specials + kept, level)
 
@@ -96,31 +95,29 @@ class Vocabulary:
 
     @property
     def unk_id(self) -> int:
-        """Returns the number of `<unk>`."""
+        """Returns the id of `<unk>`."""
         return self._ids[UNK]
 
     @property
     def eos_id(self) -> int | None:
-        """Returns the number of `<eos>`; None at character level."""
+        """Returns the id of `<eos>`; None at character level."""
         return self._ids.get(EOS) if self.level == "word" else None
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
-        """Returns the numbers of `tokens`, int32 `[len(tokens)]`. Unknown tokens get `unk_id`."""
+        """Returns the ids of `tokens`, int32 `[len(tokens)]`. Unknown tokens get `unk_id`."""
         get, unk = self._ids.get, self.unk_id
         return np.fromiter((get(token, unk) for token in tokens), np.int32, len(tokens))
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Returns the tokens with these numbers.
+        """Returns the tokens with these ids.
 
         Raises:
-            ValueError: a number is outside `[0, len(self))`.
+            ValueError: an id is outside `[0, len(self))`.
         """
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < len(self.tokens):
-                raise ValueError(
-                    f"{i} is not the number of a token; these are 0 to {len(self.tokens) - 1}"
-                )
+                raise ValueError(f"{i} is not the id of a token; give 0 to {len(self.tokens) - 1}")
         return [self.tokens[i] for i in ids]
 
     def unknown(self, tokens: Iterable[str]) -> list[str]:
@@ -129,7 +126,7 @@ class Vocabulary:
         return list(dict.fromkeys(token for token in tokens if token not in known))
 
     def fingerprint(self) -> str:
-        """Returns sixteen hexadecimal digits, which only equal vocabularies share."""
+        """Returns a hash, sixteen hexadecimal digits. Only equal vocabularies have equal hashes."""
         return hashlib.sha256(self._json().encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:

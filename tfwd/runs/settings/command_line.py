@@ -1,8 +1,8 @@
 """Parses a command line of absl flags and a config file; every error is one line.
 
 The flags are in a separate `FlagValues`, without the flags of the libraries. Keys are looked up in
-the program's table before `ml_collections` reads the overrides. Its own error is a traceback
-without dotted names.
+the program's table before `ml_collections` reads the overrides. The error of `ml_collections` for
+an unknown key is a traceback without the dotted key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings import config as configs
 from tfwd.runs.settings.config import Schema
 
-# The files that a flag can name, inside tfwd.
+# Folders inside tfwd with the files whose names a flag takes.
 _FOLDERS = {"config": "configs", "sweep": os.path.join("configs", "sweeps")}
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 
@@ -47,15 +47,15 @@ def parse(
         argv: the command line, with the program's name first.
         define: function that defines the program's flags in a given `FlagValues`.
         schema: the `Schema` of `--config`. None if the program has no such flag.
-        together: bool. Checks that the config's values fit together. Each single value is always
-            checked.
+        together: bool. True checks that the config's values fit together. Each single value is
+            always checked.
 
     Returns:
-        The values of the flags. `values.config`, if there is a schema, is checked and locked.
+        The values of the flags. If there is a schema, `config` is a checked and locked config.
 
     Raises:
-        UserError: an unknown flag or config key, with similar names; a value of the wrong type; a
-            config file that cannot be loaded; an argument that is no flag.
+        UserError: a flag or config key is unknown (the message has similar names), a value has the
+            wrong type, a config file cannot be loaded, or an argument is not a flag.
     """
     values = define_flags(define)
     argv = list(argv)
@@ -71,7 +71,7 @@ def parse(
                 raise UserError(schema.unknown(found.group(1)))
     try:
         if schema:
-            # An unknown key was an error above. Only optimizer.kwargs takes new keys.
+            # Unknown keys were rejected above. Only optimizer.kwargs takes new keys.
             config_flags.DEFINE_config_dict(
                 "config",
                 contents,
@@ -83,12 +83,12 @@ def parse(
         rest = values(argv)
     except flags.UnrecognizedFlagError as error:
         raise UserError(_unknown_flag(error.flagname, values)) from error
-    # This runs the parsers of absl and of ml_collections, and no code of tfwd.
+    # Only the parsers of absl and ml_collections can raise here, and no code of tfwd.
     except Exception as error:
         raise UserError(_flag_message(error, schema)) from error
     if rest[1:]:
         raise UserError(
-            f"{rest[1][:200]!r} is not a flag; flags begin with --, as --workdir=FOLDER"
+            f"{rest[1][:200]!r} is not a flag; flags begin with --, such as --workdir=FOLDER"
         )
     if schema:
         schema.check(schema.lock(values.config), together)
@@ -96,7 +96,7 @@ def parse(
 
 
 def is_utf8(text: str) -> bool:
-    """Returns True if a text of the command line or the environment was UTF-8."""
+    """Returns True if the bytes of a command-line or environment text were UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -105,7 +105,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _last_of_each(argv: list[str]) -> list[str]:
-    """Removes values that a later `--config.KEY=VALUE` overrides, because tuples would add up."""
+    """Keeps only the last `--config.KEY=VALUE` of each key. Otherwise tuples would be joined."""
     keys = [found[1] if (found := _OVERRIDE.match(a)) and "=" in a else None for a in argv]
     return [a for i, a in enumerate(argv) if keys[i] is None or keys[i] not in keys[i + 1 :]]
 
@@ -113,7 +113,7 @@ def _last_of_each(argv: list[str]) -> list[str]:
 def _take_config_file(
     argv: list[str], schema: Schema
 ) -> tuple[list[str], ml_collections.ConfigDict]:
-    """Takes `--config=FILE` out of the command line. Returns the rest and the file's config."""
+    """Removes `--config=FILE` from the command line. Returns the rest and the file's config."""
     given, rest = "", []
     arguments = iter(argv)
     for argument in arguments:
@@ -124,18 +124,20 @@ def _take_config_file(
         else:
             rest.append(argument)
     if not given or given.startswith("-"):
-        raise UserError(f"--config is missing; give a name or a file, as --config={schema.example}")
+        raise UserError(
+            f"--config is missing; give a name or a file, such as --config={schema.example}"
+        )
     config = call_function_in_file("config", given, "get_config", schema)
     if not isinstance(config, ml_collections.ConfigDict):
         path = given.partition(":")[0]
         raise UserError(f"{path}: get_config() returned no ConfigDict; begin with default_config()")
-    there = configs.flat_keys(config) if given.isidentifier() else schema.keys
-    # A group that takes any names is not in the list if it is empty.
-    missing = [key for key, row in schema.keys.items() if key not in there and row.default != {}]
+    present = configs.flat_keys(config) if given.isidentifier() else schema.keys
+    # A group that takes any names has no key here if it is empty.
+    missing = [key for key, row in schema.keys.items() if key not in present and row.default != {}]
     if missing:
         raise UserError(
-            f"--config={given} is a config of another program: it has no {missing[0]}; give one of "
-            f"this program, as --config={schema.example}"
+            f"--config={given} is a config of another program: it has no {missing[0]}; give a "
+            f"config of this program, such as --config={schema.example}"
         )
     schema.check_keys(config)
     frozen = isinstance(config, ml_collections.FrozenConfigDict)
@@ -153,24 +155,24 @@ def call_function_in_file(flag: str, given: str, function: str, schema: Schema) 
         schema: the `Schema` of the configuration, for messages about its keys.
 
     Raises:
-        UserError: there is no such file, or it raises. The message names the line.
+        UserError: there is no such file, or its code raises an exception. The message has the line.
     """
     path, *arguments = given.split(":", 1)
     if not os.path.exists(path) and path.isidentifier():
         path = _path_of_name(flag, path, function)
     if not os.path.isfile(path):
         folder = os.path.dirname(path) or "."
-        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        there = [name for name in there if _defines(os.path.join(folder, name), function)]
-        names = suggest(os.path.basename(path), there) or there
+        files = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        files = [name for name in files if _defines(os.path.join(folder, name), function)]
+        names = suggest(os.path.basename(path), files) or files
         hint = f"; {folder} has {', '.join(names)}" if names else ""
         raise UserError(f"--{flag}={given}: there is no such file{hint}")
     module: dict[str, Any] = {"__name__": f"{flag}_file", "__file__": path}
     try:
-        with open(path, "rb") as file:  # an import might use older bytecode
+        with open(path, "rb") as file:  # an import could use outdated bytecode
             exec(compile(file.read(), path, "exec"), module)
         if not callable(module.get(function)):
-            raise UserError(f"there is no {function}() in it, which --{flag} needs")
+            raise UserError(f"the file has no function {function}(), which --{flag} calls; add it")
         return module[function](*arguments)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
@@ -181,7 +183,7 @@ def call_function_in_file(flag: str, given: str, function: str, schema: Schema) 
         if key:
             raise UserError(f"{where}: {schema.unknown(key.group(1))}") from error
         if isinstance(error, SystemExit):
-            raise UserError(f"{where}: it ends the program; return a value instead") from error
+            raise UserError(f"{where}: this ends the program; return a value instead") from error
         raise UserError(f"{where}: {reason}") from error
 
 
@@ -231,8 +233,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown_flag(name: str, values: flags.FlagValues) -> str:
-    names = suggest(name, values) or sorted(values)
-    return f"there is no flag --{name}; see --help (near: {', '.join(f'--{n}' for n in names)})"
+    similar = suggest(name, values)
+    flag_names = ", ".join(f"--{n}" for n in similar or sorted(values))
+    return (
+        f"there is no flag --{name}; {'similar' if similar else 'known'} flags: {flag_names} "
+        "(see --help)"
+    )
 
 
 def _flag_message(error: Exception, schema: Schema | None) -> str:
@@ -247,7 +253,7 @@ def _flag_message(error: Exception, schema: Schema | None) -> str:
         return f"--{name}={value}: give {schema.keys[key].validator.expected}"
     if value == "None" and "must have a value" in reason:
         return f"--{name} is missing; see --help"
-    words = {"invalid literal for int": "give a whole number", "could not convert": "give a number"}
-    for start, right in words.items():
-        reason = right if reason.startswith(start) else reason
+    plain = {"invalid literal for int": "give a whole number", "could not convert": "give a number"}
+    for start, advice in plain.items():
+        reason = advice if reason.startswith(start) else reason
     return f"--{name}={value}: {reason}"

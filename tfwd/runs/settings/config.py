@@ -1,4 +1,4 @@
-"""Configuration of a program: a table of its keys, which makes, checks and stores it.
+"""Configuration of a program: makes, checks and stores it with a table of its keys.
 
 A program adds a key with one row: its default, its validator, its meaning, and whether a run may
 resume with another value. A configuration is a locked `ConfigDict`: a key that is not in the table
@@ -26,7 +26,7 @@ class Schema:
 
     Args:
         keys: the rows of the table, by dotted key.
-        check_together: function that raises a `UserError` for values that do not fit together. Its
+        check_together: function that raises a `UserError` for values that do not fit together. The
             second argument is True if the configuration is used for training.
         example: str. The name of a config of the program, for messages.
 
@@ -80,12 +80,12 @@ class Schema:
         Args:
             config: a configuration with the keys of `default`.
             together: bool. Also checks that the values fit together.
-            to_train: bool. True if the configuration is used for training, False for a trained
+            to_train: bool. True if the configuration is used for training. False reads a trained
                 model.
 
         Raises:
-            UserError: for the first wrong value, with the key, the value and what is expected. Also
-                for a missing or unknown key, and for values that do not fit together.
+            UserError: a value is wrong (the message has the key, the value and the expected value),
+                a key is missing or unknown, or values do not fit together.
         """
         self.check_keys(config)
         for key, row in self.keys.items():
@@ -98,8 +98,8 @@ class Schema:
                 if not validators.is_json_value(value):
                     raise UserError(
                         f"{group}.{name}={shown(value)}: give a finite number, a text, true, "
-                        "false, None or a list of them; config.json, from which a run resumes, "
-                        "holds only these"
+                        "false, None or a list of these; config.json, from which a run resumes, "
+                        "cannot store other values"
                     )
         if together and self._check_together is not None:
             self._check_together(config, to_train)
@@ -120,7 +120,9 @@ class Schema:
         try:
             keys = flat_keys(config)
         except TypeError as error:  # ml_collections sorts the keys
-            raise UserError(f"a key of the configuration is not a text: {error}") from error
+            raise UserError(
+                f"a key of the configuration is not a text ({error}); give texts as keys"
+            ) from error
         for key in keys:
             if not self.known(key):
                 raise UserError(self.unknown(key))
@@ -140,8 +142,9 @@ class Schema:
         if key in {name.rpartition(".")[0] for name in self.keys}:
             within = [name for name in self.keys if name.startswith(f"{key}.")]
             return f"{key} is a group of config keys; its keys are {', '.join(within)}"
-        # Compare only the last names, because the keys of a group begin alike. This also finds a
-        # right name in another group, or without its group. Keys of the same group come first.
+        # Compare only the last names, because all keys of a group begin with the group. This also
+        # finds a correct name in a wrong group or without a group. Keys of the same group come
+        # first.
         own = key.partition(".")[0]
         last_names = dict.fromkeys(name.rpartition(".")[2] for name in self.keys)
         near = suggest(key.rpartition(".")[2], last_names)
@@ -151,7 +154,7 @@ class Schema:
             return f"there is no config key {key}; did you mean {' or '.join(found[:3])}?"
         within = [name for name in self.keys if name.startswith(f"{own}.")]
         if within:
-            return f"there is no config key {key}; those of {own} are {', '.join(within)}"
+            return f"there is no config key {key}; the keys of {own} are {', '.join(within)}"
         groups = dict.fromkeys(name.partition(".")[0] for name in self.keys)
         return f"there is no config key {key}; the groups are {', '.join(groups)} (see --help)"
 
@@ -162,12 +165,12 @@ class Schema:
     def differences(
         self, before: ml_collections.ConfigDict, now: ml_collections.ConfigDict
     ) -> list[str]:
-        """Returns the differing keys that a resumed run must not change, in words."""
+        """Describes each key that differs, and that a resumed run must not change."""
         lines = []
         for key in dict.fromkeys(flat_keys(before) + flat_keys(now)):
-            there, here = get(before, key, "not given"), get(now, key, "not given")
-            if _as_json(there) != _as_json(here) and self.may_change(key) == MayChange.NEVER:
-                lines.append(f"{key} is {there} in the folder and {here} now")
+            old, new = get(before, key, "not given"), get(now, key, "not given")
+            if _as_json(old) != _as_json(new) and self.may_change(key) == MayChange.NEVER:
+                lines.append(f"{key} is {old} in the folder and {new} now")
         return lines
 
     def describe(self) -> str:
@@ -190,20 +193,21 @@ class Schema:
 
         Args:
             path: path of the file.
-            to_train: as in `check`. The other version of Keras may have had another optimizer.
+            to_train: as in `check`. False accepts the optimizer of a run on the other version of
+                Keras, even if this version has no such optimizer.
 
         Raises:
-            UserError: the file is missing, damaged, or has a wrong value or an unknown key.
+            UserError: the file is missing or damaged, or has a wrong value or an unknown key.
         """
         content = read_json(path, "configuration")
         config = self.default()
         try:
             for key in [key for key, row in self.keys.items() if isinstance(row.default, tuple)]:
                 *groups, name = key.split(".")  # JSON has lists instead
-                holder = content
+                parent = content
                 for group in groups:
-                    holder = holder[group]
-                holder[name] = tuple(holder[name])
+                    parent = parent[group]
+                parent[name] = tuple(parent[name])
             config.update(content)
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             reason = str(error.args[0] if error.args else error).partition("\n")[0]
@@ -213,7 +217,7 @@ class Schema:
 
 
 def save(config: ml_collections.ConfigDict, path: str | os.PathLike[str]) -> None:
-    """Writes `config` as JSON in one step. `Schema.load` reads it.
+    """Writes `config` as JSON in one atomic step. `Schema.load` reads it.
 
     Raises:
         UserError: the file cannot be written.

@@ -28,7 +28,7 @@ class MayChange(enum.Enum):
     """When a resumed run or sweep may have another value of a key."""
 
     NEVER = "the run must resume with the same value"
-    IN_RUNS = "a run may resume with another value; a sweep may not, as its trials would differ"
+    IN_RUNS = "a run may resume with another value, but a sweep may not: its trials would differ"
     ALWAYS = "it does not affect results"
 
 
@@ -40,8 +40,9 @@ class Key(NamedTuple):
         validator: the `Validator` of the values.
         meaning: str. The text for `--help`.
         may_change: when a resumed run or sweep may have another value.
-        only_to_train: bool. True if a trained model can be read with any value.
-        off: the value that switches the key's feature off.
+        only_to_train: bool. True if only training needs a valid value. A trained model can be read
+            with any value.
+        off: the value that disables the key's feature.
     """
 
     default: Any
@@ -65,7 +66,7 @@ OPTIMIZER_KEYS = {
     "optimizer.kwargs": Key(
         {},
         MAPPING,
-        "further arguments, as optimizer.kwargs.momentum=0.9",
+        "further arguments, such as optimizer.kwargs.momentum=0.9",
     ),
     "optimizer.weight_decay": Key(
         0.0, NOT_NEGATIVE, "decay rate, decoupled from the gradient; 0: off"
@@ -73,34 +74,34 @@ OPTIMIZER_KEYS = {
     "optimizer.decay_scale": Key(
         "learning_rate",
         one_of("absolute", "learning_rate", "schedule"),
-        "multiply the decay by 1, the rate, or rate / first rate",
+        "multiply the decay by 1, by the rate, or by rate / initial rate",
     ),
     "optimizer.decay_include": Key("", PATTERNS, "weights that are decayed; '': all"),
     "optimizer.decay_exclude": Key("", PATTERNS, "weights that are not decayed"),
-    "optimizer.decay_multipliers": Key("", MULTIPLIERS, "factors of the decay, as embeddings=0.5"),
+    "optimizer.decay_multipliers": Key(
+        "", MULTIPLIERS, "factors of the decay, such as embeddings=0.5"
+    ),
     "optimizer.decay_sparse": Key(
         "table",
         one_of("table", "rows"),
-        "decay the whole embedding, or only the rows of a batch",
+        "decay the whole embedding table, or only the rows of the batch",
     ),
     "optimizer.decay_unused": Key(False, FLAG, "also decay weights that no gradient reaches"),
-    "optimizer.l2": Key(
-        0.0, NOT_NEGATIVE, "this times the weight is added to the gradient; 0: off"
-    ),
+    "optimizer.l2": Key(0.0, NOT_NEGATIVE, "L2 penalty: add l2 * weight to the gradient; 0: off"),
     "optimizer.non_monotone_interval": Key(
         0,
         WHOLE,
-        "average weights (NT-ASGD) after N epochs without a better one; 0: off",
+        "average weights (NT-ASGD) after N epochs without improvement; 0: off",
     ),
     "optimizer.steps_per_update": Key(
-        1, COUNT, "steps whose mean gradient makes one update; workers send it once"
+        1, COUNT, "steps per update, which takes their mean gradient; workers send it once"
     ),
-    "optimizer.clip_norm": Key(0.25, NOT_NEGATIVE, "largest global norm of the gradient; 0: off"),
+    "optimizer.clip_norm": Key(0.25, NOT_NEGATIVE, "maximum global norm of the gradient; 0: off"),
 }
 
 TRAINING_KEYS = {
-    "training.epochs": Key(20, COUNT, "largest number of passes over the training data", IN_RUNS),
-    "training.patience": Key(0, WHOLE, "stop after N epochs without a better one; 0: off", IN_RUNS),
+    "training.epochs": Key(20, COUNT, "maximum number of passes over the training data", IN_RUNS),
+    "training.patience": Key(0, WHOLE, "stop after N epochs without improvement; 0: off", IN_RUNS),
     "training.lr_decay_factor": Key(
         1.0,
         FACTOR,
@@ -108,7 +109,7 @@ TRAINING_KEYS = {
         IN_RUNS,
     ),
     "training.lr_decay_patience": Key(
-        1, COUNT, "epochs without a better one that make a plateau", IN_RUNS
+        1, COUNT, "number of epochs without improvement that make a plateau", IN_RUNS
     ),
     "training.min_learning_rate": Key(
         0.0, NOT_NEGATIVE, "lower limit of the learning rate", IN_RUNS
@@ -126,7 +127,7 @@ TRAINING_KEYS = {
     "numerics.check": Key(
         "raise",
         one_of("raise", "skip", "restore", "off"),
-        "at a step that is not finite: stop, skip it, or restore the last epoch",
+        "reaction to a non-finite step: stop, skip it, or restore the last epoch",
         IN_RUNS,
     ),
     "numerics.whole": Key(

@@ -1,4 +1,4 @@
-"""Validators of config values, each with the words for its error message."""
+"""Validators of config values, each with a text for its error message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPE_POLICIES = (
 
 
 class Validator(NamedTuple):
-    """Check of a value, with the expected value in words ("give ...")."""
+    """Check of a value. `expected` describes valid values in the error message: "give ..."."""
 
     expected: str
     is_valid: Callable[[Any], bool]
@@ -62,9 +62,9 @@ def multipliers(text: str) -> dict[str, float]:
 
 
 def _is_list_of_patterns(read: Callable[[str], Any]) -> Callable[[Any], bool]:
-    """Returns the check that a text can be read, and that its patterns are regular expressions."""
+    """Returns a check: `read` accepts the text, and its patterns are regular expressions."""
 
-    def holds(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
         try:
             for pattern in read(value):
                 re.compile(pattern)
@@ -72,11 +72,11 @@ def _is_list_of_patterns(read: Callable[[str], Any]) -> Callable[[Any], bool]:
             return False
         return True
 
-    return holds
+    return is_valid
 
 
 def is_whole_number(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
-    """Returns True if a value is a whole number within these bounds."""
+    """Returns True if a value is a whole number from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -97,7 +97,7 @@ def _text(value: Any) -> bool:
 
 
 def is_json_value(value: Any) -> bool:
-    """Returns True if JSON can hold a value, so that a resumed run finds the same value.
+    """Returns True if JSON can store a value, so that a resumed run reads the same value.
 
     Example:
     >>> is_json_value([0.9, "adam", None]), is_json_value(object()), is_json_value(math.nan)
@@ -109,7 +109,7 @@ def is_json_value(value: Any) -> bool:
 
 
 def same_kind(value: Any, default: Any) -> str:
-    """Returns the expected kind of value for an argument's default; "" if the value fits.
+    """Describes the type that an argument's default requires. Returns "" if the value has it.
 
     Example:
     >>> same_kind("abc", 0.9), same_kind(1, 0.9)
@@ -133,20 +133,21 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         return value[:200] or "''"
     if isinstance(value, int):
-        text = hex(value) if abs(value) > 1 << 256 else str(value)  # Python prints no longer one
+        # Python does not print the decimal digits of a very large number.
+        text = hex(value) if abs(value) > 1 << 256 else str(value)
     else:
         text = "{}" if not isinstance(value, float) and not value else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def hint(value: Any, values: Iterable[str]) -> str:
-    """Returns the most similar of the right values, as the end of a message."""
+    """Returns the most similar valid values, as the end of an error message."""
     found = suggest(value, values) if isinstance(value, str) else []
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 FLAG = Validator("true or false", lambda v: isinstance(v, bool))
-TEXT = Validator("a text of UTF-8 without a zero byte", _text)
+TEXT = Validator("a UTF-8 text without zero bytes", _text)
 _MOST = "at most 2147483647"
 WHOLE = Validator(f"a whole number, at least 0 and {_MOST}", is_whole_number)
 COUNT = Validator(f"a whole number, at least 1 and {_MOST}", lambda v: is_whole_number(v, 1))
@@ -159,11 +160,11 @@ NOT_NEGATIVE = Validator("a number, at least 0", lambda v: _number(v) and v >= 0
 RATE = Validator("a rate: at least 0, below 1", lambda v: _number(v) and 0 <= v < 1)
 FACTOR = Validator("a factor above 0, at most 1", lambda v: _number(v) and 0 < v <= 1)
 PATTERNS = Validator(
-    "regular expressions for paths of weights, with spaces between", _is_list_of_patterns(patterns)
+    "regular expressions for paths of weights, separated by spaces", _is_list_of_patterns(patterns)
 )
 MULTIPLIERS = Validator(
-    "pattern=factor, with spaces between, as embeddings=0.5", _is_list_of_patterns(multipliers)
+    "pattern=factor, separated by spaces, such as embeddings=0.5", _is_list_of_patterns(multipliers)
 )
 MAPPING = Validator(
-    "arguments by name, as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
+    "arguments by name, such as optimizer.kwargs.momentum=0.9", lambda v: hasattr(v, "items")
 )

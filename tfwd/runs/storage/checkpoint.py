@@ -1,10 +1,10 @@
 """Writes and reads checkpoints that are either complete or absent.
 
-A checkpoint is a folder, as `step-00000120/`. It holds the tensors (`tf.train.Checkpoint`),
+A checkpoint is a folder, such as `step-00000120/`. It holds the tensors (`tf.train.Checkpoint`),
 `progress.json`, `written_by.json` with the version of Keras, further files of the caller, and
 `manifest.json` with the size and hash of each file. The folder is written under a temporary name,
 flushed to the disk and renamed in one step. A checkpoint is compared with its manifest before it is
-used. If a file is damaged or cut off, the checkpoint before it is used instead.
+used. If a file is damaged or cut off, the previous checkpoint is used instead.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Checkpoints:
     """Checkpoints of one kind in the folder of one run.
 
     Args:
-        folder: the folder, made when the first checkpoint is saved.
-        check: function that raises a UserError for progress that no checkpoint of this kind has.
+        folder: path of the folder. The first `save` creates it.
+        check: function that raises a `UserError` if the progress of a checkpoint is not valid.
 
     Example:
     >>> import tempfile
@@ -59,7 +59,10 @@ class Checkpoints:
         self.folder, self._check = Path(folder), check
 
     def steps(self) -> list[int]:
-        """Returns the steps that have checkpoints, in rising order. The files are not checked."""
+        """Returns the steps that have checkpoints, in increasing order.
+
+        Does not check the files.
+        """
         if not self.folder.is_dir():
             return []
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
@@ -115,16 +118,17 @@ class Checkpoints:
             remove(replaced)
         except (OSError, tf.errors.OpError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            kept = f"the {len(self.steps())} saved before are intact" if self.steps() else ""
+            count = len(self.steps())
+            intact = f"; earlier checkpoints are intact ({count})" if count else ""
             raise UserError(
-                f"cannot save the checkpoint {final}: {reason(error)}" + (kept and f"; {kept}")
+                f"cannot save the checkpoint {final}: {reason(error)}{intact}"
             ) from error
         return final
 
     def recover(self) -> None:
-        """Tidies up after a process that was killed while it saved.
+        """Removes unfinished checkpoints of a process that was killed while it saved.
 
-        A checkpoint that was about to be replaced gets its name back.
+        Restores the name of a checkpoint that was about to be replaced.
         """
         for replaced in self.folder.glob(".replaced-*"):
             final = self.folder / replaced.name.removeprefix(".replaced-")
@@ -148,7 +152,8 @@ class Checkpoints:
             The progress saved with the checkpoint, or `None` if there are no checkpoints.
 
         Raises:
-            UserError: there are checkpoints and none is complete, or one belongs to another model.
+            UserError: there are checkpoints but no complete one, or the checkpoint belongs to
+                another model.
         """
         step = self.newest(say)
         return None if step is None else self.read(step, objects)
@@ -160,7 +165,7 @@ class Checkpoints:
             say: called with a line for each checkpoint that is skipped.
 
         Raises:
-            UserError: there are checkpoints and none is complete.
+            UserError: there are checkpoints but no complete one.
         """
         problems = []
         for step in reversed(self.steps()):
@@ -170,25 +175,22 @@ class Checkpoints:
             problems.append(f"{self.path(step)}: {problem}")
             before = [other for other in self.steps() if other < step]
             if before:
-                say(f"{problems[-1]}; trying the checkpoint before it")
+                say(f"{problems[-1]}; trying the previous checkpoint")
         if problems:
             raise UserError(
-                f"no complete checkpoint is left: {'; '.join(problems)}; restore one from a "
-                "copy, or "
-                f"remove {self.folder}"
+                f"no complete checkpoint is left: {'; '.join(problems)}; restore a checkpoint from "
+                f"a copy, or remove {self.folder}"
             )
         return None
 
     def read(self, step: int, objects: dict[str, Any]) -> dict[str, Any]:
-        """Reads a checkpoint that is known to be complete; see `restore`."""
+        """Reads a checkpoint without checking that it is complete. See `restore`."""
         writer = self._written_by(step)
         if writer not in (None, _keras.GENERATION):
             raise UserError(
                 f"{self.path(step)} was saved on Keras {writer}, and this is Keras "
-                ""
-                f"{_keras.GENERATION}: only the best weights of a run can be read on both; "
-                "resume the "
-                f"run, and use --checkpoint=last, on Keras {writer}"
+                f"{_keras.GENERATION}: only the best weights of a run can be read on both; use "
+                f"Keras {writer} to resume the run or to read --checkpoint=last"
             )
         prefix = str(self.path(step) / "tensors")
         other_model = f"{self.path(step)} is a checkpoint of another model"
@@ -210,24 +212,26 @@ class Checkpoints:
             return None
 
     def _written_by(self, step: int) -> int | None:
-        """Returns the Keras version that saved a checkpoint; `None` for old checkpoints without it.
+        """Returns the Keras version that saved a checkpoint.
+
+        Returns `None` for an old checkpoint, which does not record the version.
 
         Raises:
-            UserError: the file has another form.
+            UserError: the file does not have the expected form.
         """
         path = self.path(step) / _WRITTEN_BY
         if not os.path.lexists(path):
             return None
         found = read_json(path)
         if not isinstance(found, dict) or not isinstance(found.get("keras"), int):
-            raise UserError(f'{path} has another form than {{"keras": 3}}')
+            raise UserError(f'{path} does not have the form {{"keras": 3}}')
         return found["keras"]
 
     def problem(self, step: int) -> str | None:
-        """Returns what is wrong with the files of a checkpoint, or `None` if they are unchanged."""
+        """Describes the problem of a checkpoint's files. Returns `None` if they are unchanged."""
         folder = self.path(step)
         if not folder.is_dir():
-            return "it is a file, and a checkpoint is a folder"
+            return "it is a file, but a checkpoint is a folder"
         try:
             files = read_json(folder / _MANIFEST)
             for name, facts in {_INDEX: None, _PROGRESS: None, **files}.items():
@@ -259,7 +263,7 @@ class Checkpoints:
         self.path(step).rename(broken)
 
     def keep(self, steps: Iterable[int]) -> None:
-        """Removes all checkpoints except those of `steps`."""
+        """Removes all checkpoints except the checkpoints of `steps`."""
         for step in set(self.steps()) - set(steps):
             remove(self.path(step))
 
@@ -273,9 +277,8 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _sync(path: Path) -> None:
-    if (
-        _WINDOWS and path.is_dir()
-    ):  # Windows cannot open folders, and syncs only files that are open for writing
+    # Windows cannot open folders, and syncs only files that are open for writing.
+    if _WINDOWS and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)
     try:

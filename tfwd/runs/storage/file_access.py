@@ -2,8 +2,8 @@
 
 Each failure is a `UserError` of one line.
 
-Every file of a run folder is read here, because anything may be there: a file that was cut off, a
-file of another program, a pipe without a writer, a device without an end.
+Only these functions read the files of a run folder, because a path may hold anything: a file that
+was cut off, a file of another program, a pipe without a writer, a device without an end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfwd.runs.errors import UserError, as_user_error
 
 
 def write_file(path: str | os.PathLike[str], content: str) -> None:
-    """Writes a file in one step, as `tfwd.atomic_files.write_atomically` does.
+    """Writes a file in one step, with `tfwd.atomic_files.write_atomically`.
 
     Raises:
         UserError: the file cannot be written. The previous file is unchanged.
@@ -39,8 +39,8 @@ def read_bytes(path: str | os.PathLike[str], what: str = "", most: int = -1) -> 
 
     Args:
         path: the file.
-        what: the kind of file for the message, as "the text".
-        most: int. The largest number of bytes to read; -1 reads the whole file.
+        what: the kind of file for the message, such as "the text".
+        most: int. The maximum number of bytes to read; -1 reads the whole file.
 
     Raises:
         UserError: the file cannot be read, or is a pipe or a device, which may have no end.
@@ -66,8 +66,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         The text, with at least one character that is not white space.
 
     Raises:
-        UserError: the file is missing, a folder, a pipe, unreadable, empty, or not UTF-8. For the
-            last, the message has the offset of the first wrong byte, counted from 0.
+        UserError: the file is missing, a folder, a pipe, unreadable, empty, or not UTF-8. If it is
+            not UTF-8, the message has the offset of the first wrong byte, counted from 0.
     """
     content = read_bytes(path, "the text")
     try:
@@ -88,7 +88,7 @@ def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
 
     Args:
         path: the file.
-        what: the kind of file for the message, as "vocabulary".
+        what: the kind of file for the message, such as "vocabulary".
 
     Raises:
         UserError: the file cannot be read, or is not JSON because it was cut off.
@@ -100,7 +100,7 @@ def read_json(path: str | os.PathLike[str], what: str = "file") -> Any:
 
 
 def remove(path: Path) -> None:
-    """Removes a folder with its contents, or a file of that name."""
+    """Removes a folder with its contents, or a file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -14,7 +14,7 @@ class FolderLock:
     """Lock on a folder that only this process may write to, until it ends or calls `release`.
 
     Args:
-        path: the folder. It is made if it does not exist.
+        path: the folder. It is created if it does not exist.
         busy: the message if another process holds the lock.
 
     Raises:
@@ -29,7 +29,7 @@ class FolderLock:
             missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
             path.mkdir(parents=True, exist_ok=True)
             self._made = missing if lock.exists() else [lock, *missing]
-            # Opened for reading too, so that a pipe of that name does not block.
+            # Opened for reading and writing, so that a pipe of this name does not block.
             self._lock = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o666), "r+")
             if not take_lock(self._lock):
                 self._made = []  # the other process uses the files now
@@ -45,10 +45,10 @@ class FolderLock:
             raise
 
     def release(self, used: bool = True) -> None:
-        """Lets another process have the folder.
+        """Releases the lock, so that another process can use the folder.
 
         Args:
-            used: whether something was written. If not, new files and folders are removed again.
+            used: bool. False removes the new files and folders, because nothing was written.
         """
         for path in () if used else self._made:
             with contextlib.suppress(OSError):  # a folder that is no longer empty
@@ -60,7 +60,10 @@ class FolderLock:
 
 
 def take_lock(file: IO[str]) -> bool:
-    """Takes the lock, which ends with the process. Returns True on systems without locks."""
+    """Locks a file until the process ends. Returns False if another process holds the lock.
+
+    Systems without locks return True.
+    """
     try:
         import fcntl
     except ImportError:  # Windows

@@ -39,8 +39,8 @@ def curves(
         path: path of the PNG file.
         score: how losses are shown.
         title: str. The title above the picture.
-        shares: further numbers from 0 to 1, from their names in the records to their labels. They
-            are drawn beside the score.
+        shares: dict from the name of a number in the records to its label. The numbers are from 0
+            to 1. They are drawn beside the score.
     """
     names = (f"train_{score.name}", score.name)
     epochs = [r for r in records if r["kind"] == "valid" and _has(r, "epoch", *names)]
@@ -63,9 +63,9 @@ def curves(
 
 
 def _has(record: dict[str, Any], *names: str) -> bool:
-    """Returns True if a record has numbers of these names.
+    """Returns True if the record has numbers with these names.
 
-    Other programs may have written other records.
+    A record of another program may lack them.
     """
     return all(isinstance(record.get(n, ""), (int, float, type(None))) for n in names)
 
@@ -127,5 +127,5 @@ def _value(number: float | None) -> float:
 
 
 def number_text(value: float | None, digits: int = 2) -> str:
-    """Returns a number as text. `None` stands for one that is not finite, which JSON lacks."""
+    """Returns a number as text. `None` is a non-finite number, which JSON cannot store."""
     return "not finite" if value is None else f"{value:,.{digits}f}"

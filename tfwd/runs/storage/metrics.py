@@ -1,7 +1,7 @@
 """Writes the metrics of a run: `metrics.jsonl`, one JSON object per line, and TensorBoard events.
 
 The file is the single source of truth. A run that resumes cuts the file back to its length at the
-checkpoint, and writes TensorBoard's events again. Neither then shows a step twice.
+checkpoint, and writes TensorBoard's events again. No step therefore occurs twice in them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Metrics:
 
     Args:
         path: path of the file.
-        keep_bytes: int. The length of the existing file that is kept.
-        tensorboard: the folder for TensorBoard's events; `None` writes none.
-        say: called with a line if a part of the file is missing, or a line is no record.
+        keep_bytes: int. The number of bytes of the existing file to keep.
+        tensorboard: the folder for TensorBoard's events; `None` writes no events.
+        say: called with a line if a part of the file is missing, or a line is not a record.
 
     Raises:
         UserError: the file cannot be written.
@@ -66,7 +66,7 @@ class Metrics:
                     self._show(record)
 
     def _kept(self, most: int, say: Callable[[str], object]) -> int:
-        """Returns the length that is kept: the complete lines within the first `most` bytes."""
+        """Returns the length to keep: the complete lines within the first `most` bytes."""
         if not os.path.lexists(self.path) and not most:
             return 0
         content = b""
@@ -80,7 +80,7 @@ class Metrics:
             )
         wrong = [n for n, line in enumerate(kept.splitlines(), 1) if _record(line) is None]
         if wrong:
-            say(f"{self.path}, line {wrong[0]} is not a record of a run; the curves lack it")
+            say(f"{self.path}, line {wrong[0]} is not a record of a run; the curves omit it")
         return len(kept)
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -93,7 +93,7 @@ class Metrics:
         self.close()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a record. Writes a number that is not finite as null, as JSON has no such number."""
+        """Adds a record. Writes a non-finite number as null, because JSON has no such number."""
         record = _finite(record)
         with self._writing():
             self._file.write(json.dumps(record).encode() + b"\n")
@@ -138,7 +138,7 @@ class Metrics:
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the records of a `metrics.jsonl`.
 
-    An incomplete last line is skipped, and any line that is no record.
+    Skips an incomplete last line, and any line that is not a record.
 
     Raises:
         UserError: the file cannot be read.

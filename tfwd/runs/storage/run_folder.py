@@ -30,7 +30,9 @@ _WEIGHTS = "weights.npz"
 class RunFolder:
     """Paths, lock and checkpoints in the folder of a run.
 
-    path: path of the folder. It need not exist.
+    Args:
+        path: path of the folder. It need not exist.
+        program: the program of the run.
     """
 
     def __init__(self, path: str | os.PathLike[str], program: StoredProgram):
@@ -49,7 +51,7 @@ class RunFolder:
     def open(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
         """Locks the folder, and checks that its contents belong to this configuration.
 
-        Nothing is written before `begin`. A run that is rejected leaves no trace.
+        Nothing is written before `begin`. A rejected run leaves no files.
 
         Raises:
             UserError: the folder cannot be written, another process trains in it, or it holds a run
@@ -65,10 +67,10 @@ class RunFolder:
                 self.best.folder,
             ):
                 if os.path.lexists(folder) and not folder.is_dir():
-                    raise UserError(f"{folder} is a file where a run has a folder; remove it")
+                    raise UserError(f"{folder} is a file, but a run needs a folder; remove it")
             summary = self.report / "summary.json"  # written last, when the training is finished
             if summary.is_dir():
-                raise UserError(f"{summary} is a folder where a run has a file; remove it")
+                raise UserError(f"{summary} is a folder, but a run needs a file; remove it")
             # A start that failed before its first checkpoint left nothing to resume from.
             if self.config.exists() and (self.checkpoints.steps() or self.best.steps()):
                 self._verify(config, vocabulary)
@@ -78,7 +80,7 @@ class RunFolder:
             raise
 
     def follow(self, config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> None:
-        """Uses the folder of another process, which writes to it. Nothing is locked or written."""
+        """Uses a folder that another process writes to. Locks and writes nothing."""
         self._run = config, vocabulary
 
     def begin(self) -> None:
@@ -93,7 +95,7 @@ class RunFolder:
         try:
             with as_user_error(f"cannot write the workdir {self.path}", OSError):
                 vocabulary.save(self.vocabulary)
-                configs.save(config, self.config)  # last: with it the folder holds a run
+                configs.save(config, self.config)  # last, because this file marks a run
                 self._begun = True
                 for folder in (self.report, self.tensorboard):
                     folder.mkdir(exist_ok=True)
@@ -114,8 +116,7 @@ class RunFolder:
             raise UserError(
                 f"the workdir {self.path} holds a run with another vocabulary: "
                 f"{len(before)} {self.program.entries} in the folder, {len(vocabulary)} in the "
-                "data. "
-                "Give another --workdir, or the same data"
+                "data. Give another --workdir, or the same data"
             )
 
     def restore(self, objects: dict[str, Any], data: str, say: Callable[[str], object]) -> Progress:
@@ -130,7 +131,8 @@ class RunFolder:
             The progress of the run; the initial progress if there are no checkpoints.
 
         Raises:
-            UserError: the checkpoint belongs to another model or other data, or none is complete.
+            UserError: the checkpoint belongs to another model or other data, or no checkpoint is
+                complete.
         """
         self.checkpoints.recover()
         self.best.recover()
@@ -151,7 +153,7 @@ class RunFolder:
         return progress
 
     def read(self, objects: dict[str, Any], step: int) -> Progress:
-        """Reads the checkpoint of a step that the chief has chosen by `restore`.
+        """Reads the checkpoint of the step that the chief chose in `restore`.
 
         Raises:
             UserError: this worker cannot read it.
@@ -162,52 +164,53 @@ class RunFolder:
         return Progress.from_json(self.checkpoints.read(step, objects))
 
     def save(self, objects: dict[str, Any], progress: Progress, keep: int) -> None:
-        """Saves a checkpoint, and removes all but the last `keep`.
+        """Saves a checkpoint, and removes all checkpoints except the last `keep`.
 
         Raises:
-            UserError: the checkpoint cannot be written. Nothing was removed.
+            UserError: the checkpoint cannot be written. No checkpoint was removed.
         """
         self.checkpoints.save(progress.step, objects, progress.to_json())
         kept = self.checkpoints.steps()[-keep:]
         self.checkpoints.keep(kept)
         # The best weights that any kept checkpoint refers to must stay.
-        spoken_of = (self.checkpoints.progress(step) or {} for step in kept)
-        self.best.keep(found.get("best_step", 0) for found in spoken_of)
+        records = (self.checkpoints.progress(step) or {} for step in kept)
+        self.best.keep(record.get("best_step", 0) for record in records)
 
     def save_best(self, model: Any, progress: Progress) -> None:
-        """Saves the best weights so far, also in the format that both versions of Keras read.
+        """Saves the best weights so far. Also writes a file that both versions of Keras can read.
 
         Raises:
             UserError: the weights cannot be written.
         """
         named, name = self.program.named_weights(model), self.program.model_name
-        also = {_WEIGHTS: lambda path: weight_files.save(path, named, name)}
-        self.best.save(progress.step, {"model": model}, progress.to_json(), also)
+        files = {_WEIGHTS: lambda path: weight_files.save(path, named, name)}
+        self.best.save(progress.step, {"model": model}, progress.to_json(), files)
 
     def restore_best(self, model: Any, say: Callable[[str], object]) -> dict[str, Any] | None:
         """Reads the newest complete best weights, from either version of Keras.
 
         Args:
-            model: gets the weights.
+            model: the model that gets the weights.
             say: called with a line for each checkpoint that is skipped.
 
         Returns:
-            The progress saved with the weights, or `None` if there are none.
+            The progress saved with the weights, or `None` if there are no weights.
 
         Raises:
-            UserError: there are checkpoints and none is complete, or one belongs to another model.
+            UserError: there are checkpoints but no complete one, or the checkpoint belongs to
+                another model.
         """
         step = self.best.newest(say)
         if step is None:
             return None
         path = self.best.path(step) / _WEIGHTS
-        if not path.exists():  # written by an old tfwd, without this file
+        if not path.exists():  # an old version of tfwd did not write this file
             return self.best.read(step, {"model": model})
         weight_files.load(path, self.program.named_weights(model), self.program.model_name)
         return self.best.progress(step)
 
     def close(self) -> None:
-        """Lets another process use the folder."""
+        """Unlocks the folder, so that another process can use it."""
         if self._lock is not None:
             self._lock.release(used=self._begun)
             self._lock = None

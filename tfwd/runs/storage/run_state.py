@@ -78,7 +78,7 @@ class Progress:
         return False
 
     def plateau(self, factor: float, patience: int) -> bool:
-        """Returns True if the learning rate must fall now, and then restarts the count.
+        """Returns True if the learning rate must be reduced now. Then the count restarts.
 
         Args:
             factor: float. The factor of the learning rate; 1 disables the decay.
@@ -104,7 +104,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Progress:
-        """Returns the progress whose `to_json` gave these fields.
+        """Returns the progress from the fields of `to_json`.
 
         Raises:
             UserError: the fields are from another version.
@@ -126,12 +126,12 @@ class Progress:
 
 
 class RunState(tf.Module):
-    """Variables that a training step changes, besides those of the model and the optimizer.
+    """Variables that a training step changes, except the model's and the optimizer's variables.
 
     Args:
         states: the zero state of a recurrent model. A variable per tensor carries the state from
-            window to window. Other models give `[]`.
-        learning_rate: float. The base rate, before any scale of a single step.
+            window to window. Pass `[]` for other models.
+        learning_rate: float. The base rate. A step may scale it.
 
     Attributes:
         learning_rate: float32 variable.
@@ -178,7 +178,7 @@ class RunState(tf.Module):
 
 
 def fingerprint(texts: dict[str, np.ndarray]) -> str:
-    """Returns a short hash of numbered texts.
+    """Returns a short hash of texts of token ids.
 
     A run resumes only with data of the same hash.
     """

@@ -1,4 +1,4 @@
-"""Reads a trained model from its run folder, without a change to the folder."""
+"""Reads a trained model from its run folder. Does not change the folder."""
 
 from __future__ import annotations
 
@@ -44,22 +44,25 @@ def load(
     Args:
         program: the program of the run.
         workdir: path of the run folder.
-        checkpoint: "best" reads the weights with the lowest validation loss, "last" the newest
-            ones.
-        say: called with a line for a damaged checkpoint. The checkpoint before it is used.
+        checkpoint: "best" reads the weights with the lowest validation loss. "last" reads the
+            newest weights.
+        say: called with a line for a damaged checkpoint. The previous checkpoint is used instead.
 
     Returns:
         The trained model, as `TrainedModel`.
 
     Raises:
-        UserError: there is no run, no checkpoint yet, or no complete checkpoint. Or the checkpoint
-            has another vocabulary or shape, or weights that are not finite.
+        UserError: there is no run, or no complete checkpoint, or the checkpoint has another
+            vocabulary or shape, or weights that are not finite.
     """
     if checkpoint not in CHECKPOINTS:
         raise UserError(f"--checkpoint={checkpoint}: give {' or '.join(CHECKPOINTS)}")
     folder = RunFolder(workdir, program)
     if not folder.config.exists():
-        raise UserError(f"there is no run in {folder.path}: it has no {folder.config.name}")
+        raise UserError(
+            f"there is no run in {folder.path}: it has no {folder.config.name}; give the --workdir "
+            "of a run"
+        )
     config = program.schema.load(folder.config, to_train=False)
     vocabulary = program.load_vocabulary(folder.vocabulary, config)
     model = program.make_model(config, vocabulary)
@@ -68,7 +71,7 @@ def load(
     else:
         progress = folder.checkpoints.restore({"model": model}, say=say)
     if progress is None:
-        other = "; --checkpoint=last may have one" if checkpoint == "best" else ""
+        other = "; try --checkpoint=last" if checkpoint == "best" else ""
         raise UserError(f"the run in {folder.path} has no {checkpoint} checkpoint yet{other}")
     if progress.get("vocabulary") not in (None, "", vocabulary.fingerprint()):
         raise UserError(
@@ -79,6 +82,6 @@ def load(
         if not np.isfinite(np.asarray(variable.numpy(), np.float32)).all():
             raise UserError(
                 f"the {checkpoint} checkpoint of step {progress['step']} in {folder.path} has "
-                f"weights that are not finite, in {name}: it cannot be used; train it again"
+                f"weights that are not finite, in {name}: it cannot be used; train the model again"
             )
     return TrainedModel(model, vocabulary, config, progress)

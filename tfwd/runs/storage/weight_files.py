@@ -1,9 +1,9 @@
 """Files of weights for both versions of Keras: NumPy's `.npz`, with a header.
 
-TensorFlow's checkpoints follow the objects of a model, which differ between Keras 2 and Keras 3. So
-do the names of variables. This file therefore stores the arrays in the order of the model, under
-names that the program defines. A header has the format's version, and the names and shapes of all
-arrays. The run's other files, which are plain JSON, describe the model.
+TensorFlow's checkpoints depend on the objects of a model, which differ between Keras 2 and Keras 3.
+The names of variables differ too. This file therefore stores the arrays in the order of the model,
+under names that the program defines. A header has the format's version, and the names and shapes of
+all arrays. The run's other files, which are plain JSON, describe the model.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ _HEADER = "header"
 def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
     """Writes the weights of a model.
 
-    Half-precision weights are written in float32, which has all their values. NumPy has no
-    bfloat16.
+    Half-precision weights are written in float32 without loss, because NumPy has no bfloat16.
 
     Args:
         path: path of the file.
         variables: the model's variables, by name.
-        model_name: str. The kind of model, as "language model".
+        model_name: str. The kind of model, such as "language model".
 
     Raises:
         OSError: the file cannot be written.
@@ -54,7 +53,7 @@ def save(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
 
 
 def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name: str) -> None:
-    """Reads the file that `save` wrote, with any version of Keras, into a model's variables.
+    """Reads a file of `save` into a model's variables. Either version of Keras may have written it.
 
     The variables change only after the whole file has been read and checked.
 
@@ -72,12 +71,12 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
             header = file.header
             if header.get("format") != _format(model_name):
                 raise UserError(
-                    f"{path} is not a file of a {model_name}'s weights: restore the right one"
+                    f"{path} is not a file of a {model_name}'s weights: restore the right file"
                 )
             if header["version"] != VERSION:
                 raise UserError(
                     f"{path} is of version {header['version']} of the format, and this tfwd reads "
-                    f"version {VERSION}: read it with the tfwd that wrote it, or a later one"
+                    f"version {VERSION}: use the tfwd that wrote the file, or a later version"
                 )
             _verify(path, header["weights"], variables)
             arrays = {name: file.read(name) for name in header["weights"]}
@@ -94,14 +93,14 @@ def load(path: str | os.PathLike[str], variables: Mapping[str, Any], model_name:
 
 
 def _verify(path: Any, saved: dict[str, list[int]], variables: Mapping[str, Any]) -> None:
-    """Raises a `UserError` unless the names and shapes in a file are those of a model."""
+    """Raises a `UserError` unless the file and the model have the same names and shapes."""
     for name in dict.fromkeys([*variables, *saved]):
-        there = tuple(saved[name]) if name in saved else None
-        here = tuple(variables[name].shape) if name in variables else None
-        if there != here:
+        in_file = tuple(saved[name]) if name in saved else None
+        in_model = tuple(variables[name].shape) if name in variables else None
+        if in_file != in_model:
             raise UserError(
                 f"{path} is of another model: {name} is "
-                f"{there or 'missing'} in the file and {here or 'missing'} in the model"
+                f"{in_file or 'missing'} in the file and {in_model or 'missing'} in the model"
             )
 
 

@@ -30,8 +30,8 @@ from tfwd.tuning.search_space import Spec
 from tfwd.tuning.trial_watcher import Watcher
 
 _COLOURS = {RUNNING: "cyan", FAILED: "red", WAITING: "yellow"}
-_FEWEST = 4  # rows that are always shown
-_OTHER_LINES = 8  # of the terminal: head, borders, and the lines above
+_FEWEST = 4  # minimum number of rows to show
+_OTHER_LINES = 8  # lines of the terminal for heading, borders, and the text above the table
 
 
 class Board(Watcher):
@@ -40,13 +40,13 @@ class Board(Watcher):
     Args:
         space: the varied keys, with their values.
         folder: the `SweepFolder`.
-        epochs: int. The epochs of a trial, unless the search names another number.
+        epochs: int. The epochs of a trial, unless Hyperband sets another number.
         seeds: the seeds of each trial's runs.
         console: the console. Standard output by default.
         clock: function that returns the time in seconds. Tests replace it.
         changed: function that is called when a trial has ended.
-        whole: bool. True if the board sees all trials and so knows the best. A worker's board sees
-            only its own trials.
+        whole: bool. True if the board sees all trials, and therefore knows the best trial. A
+            worker's board sees only its own trials.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Board(Watcher):
         self._now[trial] = (run, epochs, share, loss)
 
     def table(self, most: int | None = None) -> Table:
-        """Returns the table of all trials, or of the best and newest if they are more than `most`.
+        """Returns the table of all trials, or of the best and newest if there are more than `most`.
 
         Args:
-            most: int. The largest number of rows; None shows all, the best first.
+            most: int. The maximum number of rows; None shows all rows, the best first.
         """
         best = ranked(self.rows.values())
         rest = [row for row in self.rows.values() if row not in best]

@@ -31,12 +31,12 @@ def draw(
     """Draws validation scores against each key.
 
     Each panel has a point per trial and a star for the best trial. Numeric keys with at least six
-    different values also get a smoothed line. A trial with fewer epochs than the longest (Hyperband
-    stops most of them early) is lighter, and the line ignores it. A failed trial has no score, and
-    is drawn above the axes.
+    different values also get a smoothed line. A trial with fewer epochs than the longest trial has
+    a lighter point, and the line ignores it. (Hyperband stops most trials early.) A failed trial
+    has no score, and is drawn above the axes.
 
     Args:
-        rows: the trials, of which at least one is done.
+        rows: the trials. At least one trial is done.
         space: the varied keys, with their values.
         score: how a loss is shown.
         path: path of the PNG file.
@@ -76,7 +76,7 @@ def _panel(
     names = _names(spec)
     log = names is None and bool(getattr(spec, "log", False))
 
-    def place(row: Row) -> float:
+    def position(row: Row) -> float:
         value = row.values[key]
         return float(value if names is None else names.index(shown(value)))
 
@@ -84,7 +84,7 @@ def _panel(
         return score.of_loss(_loss(row))
 
     longest = max(row.epochs or 0 for row in done)
-    uneven = len({row.budget for row in done}) > 1  # as with Hyperband
+    uneven = len({row.budget for row in done}) > 1  # such as with Hyperband
     full = [row for row in done if row.epochs == longest] if uneven else list(done)
     short = [row for row in done if row not in full]
     for group, alpha, label in (
@@ -92,18 +92,18 @@ def _panel(
         (full, 0.9, f"after {longest} epoch{'s' * (longest != 1)}"),
     ):
         if group:
-            x, y = [place(row) for row in group], [height(row) for row in group]
+            x, y = [position(row) for row in group], [height(row) for row in group]
             axes.plot(x, y, "o", color=POINT, alpha=alpha, ms=6, mew=0, label=label)
-    line = smoothed([(place(r), _loss(r)) for r in full], log) if names is None else None
+    line = smoothed([(position(r), _loss(r)) for r in full], log) if names is None else None
     if line is not None:
         heights = [score.of_loss(loss) for loss in line[1]]
         axes.plot(line[0], heights, color=LINE, lw=1.3, label="smoothed")
     best = done[0]
     label = f"best: {height(best):,.2f}, trial {best.trial}"
-    axes.plot(place(best), height(best), "*", color=BEST, ms=16, label=label, clip_on=False)
+    axes.plot(position(best), height(best), "*", color=BEST, ms=16, label=label, clip_on=False)
     if failed:
         axes.plot(
-            [place(row) for row in failed],
+            [position(row) for row in failed],
             [1.03] * len(failed),
             "x",
             color=BAD,
@@ -111,7 +111,7 @@ def _panel(
             mew=2,
             label=f"failed: no {score.name}",
             clip_on=False,
-            transform=axes.get_xaxis_transform(),  # the height is a share of the panel
+            transform=axes.get_xaxis_transform(),  # y is relative to the height of the panel
         )
     _key_axis(axes, spec, names, log)
     axes.set_xlabel(key)
@@ -121,7 +121,7 @@ def _panel(
 
 
 def _names(spec: Spec) -> list[str] | None:
-    """Returns the values of a choice as names with equal distances; None for numbers."""
+    """Returns the values of a `Choice` as tick labels; None for other specs."""
     if not isinstance(spec, Choice):
         return None
     values: Sequence[Any] = sorted(spec.values) if spec.numbers else spec.values
@@ -164,7 +164,8 @@ def smoothed(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns a smooth line through points, by weighted linear regression at each position.
 
-    The weights are a Gaussian of the distance. Its deviation is a seventh of the points' range.
+    The weights are a Gaussian function of the distance. Its standard deviation is a seventh of the
+    points' range.
 
     Args:
         points: pairs (x, y).
@@ -183,11 +184,11 @@ def smoothed(
     if len(np.unique(x)) < _ENOUGH:
         return None
     x = np.log(x) if log else x
-    places = np.linspace(x.min(), x.max(), 80)
+    positions = np.linspace(x.min(), x.max(), 80)
     deviation = (x.max() - x.min()) / 7
     line = []
-    for place in places:
-        root = np.exp(-(((x - place) / deviation) ** 2) / 4)  # square root of the weight
-        design = np.stack([np.ones_like(x), x - place], axis=1)
+    for position in positions:
+        root = np.exp(-(((x - position) / deviation) ** 2) / 4)  # square root of the weight
+        design = np.stack([np.ones_like(x), x - position], axis=1)
         line.append(np.linalg.lstsq(design * root[:, None], y * root, rcond=None)[0][0])
-    return (np.exp(places) if log else places), np.array(line)
+    return (np.exp(positions) if log else positions), np.array(line)

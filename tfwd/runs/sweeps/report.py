@@ -1,4 +1,4 @@
-"""Writes the report of a sweep: the tables, the plot, the best configuration."""
+"""Writes the report of a sweep: the tables, the plot and the best configuration."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def write_best(
     for key in flat_keys(chosen):
         value, before = get(chosen, key), get(default, key)
         if key in sweep.space or value != before:
-            note = "  # found" if key in sweep.space else ""
+            note = "  # from the sweep" if key in sweep.space else ""
             text = json.dumps(value) if isinstance(value, str) else repr(value)
             lines.append(f"    config.{key} = {text}{note}")
     write_file(folder.best_config, "\n".join([*lines, "    return config", ""]))
@@ -118,17 +118,17 @@ def plan(sweep: Sweep, oracle: object, epochs: int) -> list[str]:
 
 
 def trial_count(sweep: Sweep, oracle: object) -> int:
-    """Returns the largest possible number of trials of a sweep."""
+    """Returns the maximum number of trials of a sweep."""
     if isinstance(oracle, HyperbandOracle):
         return sweep.iterations * sum(n for rounds in oracle.rounds() for n, _ in rounds)
-    there = grid_size(sweep.space) if sweep.method == "grid" else size(sweep.space)
+    point_count = grid_size(sweep.space) if sweep.method == "grid" else size(sweep.space)
     if sweep.method == "bayesian":
-        there = None  # it may return to a point
-    return min(count for count in (there, sweep.trials) if count is not None)
+        point_count = None  # this method may try a point again
+    return min(count for count in (point_count, sweep.trials) if count is not None)
 
 
 def total_epochs(sweep: Sweep, oracle: object, epochs: int) -> int:
-    """Returns the total number of epochs; the epochs of a promoted trial count once."""
+    """Returns the total number of epochs. The epochs of a promoted trial count once."""
     if not isinstance(oracle, HyperbandOracle):
         return trial_count(sweep, oracle) * epochs
     total = 0

@@ -24,7 +24,10 @@ _MOST_POINTS = 2000  # points that are checked one by one
 class Sweep:
     """Search over config keys, which `get_sweep()` of a sweep file returns.
 
-    space: dict from a dotted config key to the values to try: `Float`, `Int`, `Choice`.
+    Args:
+        space: dict from a dotted config key to the values to try: `Float`, `Int` or `Choice`.
+        method, max_trials, executions_per_trial, factor, iterations, seed: as in
+            `tfwd.tuning.tuner`.
     """
 
     space: Mapping[str, Spec]
@@ -42,7 +45,7 @@ class Sweep:
         return self.max_trials if self.max_trials is not None else default
 
     def describe(self) -> dict[str, Any]:
-        """Returns the sweep as JSON, without `max_trials`, which may grow when a sweep resumes."""
+        """Returns the sweep as JSON, without `max_trials`, which a resumed sweep may increase."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["max_trials"]
         return {**fields, "space": {key: str(spec) for key, spec in self.space.items()}}
@@ -52,11 +55,12 @@ def load_sweep(given: str, schema: Schema) -> Sweep:
     """Reads a sweep file.
 
     Raises:
-        UserError: there is no such file, it raises, or its `get_sweep()` returns no `Sweep`.
+        UserError: there is no such file, its code raises an exception, or its `get_sweep()` does
+            not return a `Sweep`.
     """
     sweep = call_function_in_file("sweep", given, "get_sweep", schema)
     if not isinstance(sweep, Sweep):
-        raise UserError(f"{given}: get_sweep() returned no Sweep, but {type(sweep).__name__}")
+        raise UserError(f"{given}: get_sweep() returned {type(sweep).__name__}; return a Sweep")
     return sweep
 
 
@@ -69,12 +73,12 @@ def check(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schema) -> li
         schema: the `Schema` of the configuration.
 
     Returns:
-        Notes that some points cannot be trained, and why.
+        A note if some points of the space cannot be trained, with the reason for one of them.
 
     Raises:
-        UserError: a key does not exist (similar keys are named), a key does not take a value, a
-            number is out of range, or no point of the space can be trained. Config values that do
-            not fit together are no error if the sweep replaces them with values that do.
+        UserError: a key does not exist (the message has similar keys), a key does not take a value,
+            a number is out of range, or no point of the space can be trained. Config values that do
+            not fit together are not an error if the sweep replaces them with values that fit.
     """
     if not isinstance(sweep.method, str) or sweep.method not in METHODS:
         names = suggest(str(sweep.method), METHODS)
@@ -120,11 +124,11 @@ def apply(
     changed = copy.deepcopy(config)
     for key, value in values.items():
         *groups, name = key.split(".")
-        holder = changed
+        parent = changed
         for group in groups:
-            holder = holder[group]
+            parent = parent[group]
         try:
-            holder[name] = value
+            parent[name] = value
         except (TypeError, ValueError) as error:
             raise UserError(f"{key}={shown(value)}: {str(error).partition(chr(10))[0]}") from error
     schema.check(changed)
@@ -182,6 +186,6 @@ def _check_points(sweep: Sweep, config: ml_collections.ConfigDict, schema: Schem
 
 
 def points(sweep: Sweep) -> str:
-    """Returns the size of the space, in words."""
+    """Returns the size of the space as text."""
     found = size(sweep.space)
     return "not counted (a continuous range)" if found is None else f"{found:,} points"

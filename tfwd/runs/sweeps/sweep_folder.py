@@ -85,27 +85,27 @@ class SweepFolder:
 
         Raises:
             UserError: the folder cannot be written, another process searches in it, or it holds
-                another sweep or something else.
+                another sweep or other files.
         """
         busy = f"another process searches in the workdir {self.path}"
         self._lock = FolderLock(self.path, busy)
         self._again = self._begun = self._fresh = False
         try:
-            there = os.path.lexists(self.description)
+            exists = os.path.lexists(self.description)
             others = ("config.json", *_OURS[1:4])
-            if not there and any(next(self.path.glob(name), None) for name in others):
+            if not exists and any(next(self.path.glob(name), None) for name in others):
                 raise UserError(
-                    f"the workdir {self.path} holds something else than a sweep of tfwd-tune; give "
+                    f"the workdir {self.path} holds files that are not a sweep of tfwd-tune; give "
                     "another --workdir"
                 )
-            if there and overwrite:
+            if exists and overwrite:
                 self._clear()
-            elif there:
+            elif exists:
                 self.verify(description)
                 self._again = True
             for folder in (self.plots, self.tensorboard):
                 if os.path.lexists(folder) and not folder.is_dir():
-                    raise UserError(f"{folder} is a file where a sweep has a folder; remove it")
+                    raise UserError(f"{folder} is a file, but a sweep needs a folder; remove it")
             self._fresh = not any(next(self.path.glob(name), None) for name in _OURS)
         except OSError as error:
             self.close()
@@ -135,12 +135,12 @@ class SweepFolder:
                 f"{self.description} is not a record of a sweep: restore it from a copy"
             )
 
-        def said(described: dict[str, Any], key: str) -> Any:
+        def entry(described: dict[str, Any], key: str) -> Any:
             return described.get(key, "not varied" if key.startswith("space ") else "not given")
 
         may_change = self.program.schema.may_change
         different = [
-            f"{key} is {said(before, key)} in the folder and {said(description, key)} now"
+            f"{key} is {entry(before, key)} in the folder and {entry(description, key)} now"
             for key in dict.fromkeys([*before, *description])
             if before.get(key) != description.get(key) and may_change(key) != MayChange.ALWAYS
         ]
@@ -156,7 +156,7 @@ class SweepFolder:
                 remove(path)
 
     def close(self) -> None:
-        """Lets another process use the folder."""
+        """Unlocks the folder, so that another process can use it."""
         if self._lock is not None:
             if self._fresh and not self._begun:
                 self._clear()  # files that keras-tuner already made
@@ -168,7 +168,8 @@ def describe(sweep: Sweep, config: ml_collections.ConfigDict, text: str) -> dict
     """Returns the flat description of a sweep, with one entry per property.
 
     Args:
-        sweep, config: the sweep, and the configuration that its trials change.
+        sweep: the sweep.
+        config: the configuration that the trials change.
         text: str. The fingerprint of the data.
     """
     found = sweep.describe()

@@ -21,7 +21,7 @@ EPOCHS = "sweep/epochs"
 
 
 def write_space(folder: Path, space: Mapping[str, Spec], score: Score) -> None:
-    """Writes the space and the metrics, once per sweep folder, as TensorBoard needs them."""
+    """Writes the space and the metrics. TensorBoard needs them once per sweep folder."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     metrics = [

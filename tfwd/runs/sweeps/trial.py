@@ -1,4 +1,4 @@
-"""Runs a trial once: a training run in its own folder, with the program's trainer."""
+"""Makes one run of a trial: a training run in its own folder, with the program's trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfwd.runs.workers.workers import Workers
 from tfwd.tuning import trial_promotion
 from tfwd.tuning.stopwatch import Stopwatch
 
-# Called in a run: finished epochs, share of the current epoch, best loss so far (first infinite).
+# Arguments: finished epochs, share of the current epoch, best loss so far (infinite at first).
 Report = Callable[[int, float, float], None]
 
 
@@ -66,11 +66,11 @@ def run(
             ) as trainer:
                 progress = trainer.progress
 
-                def tell(share: float) -> None:
+                def report_share(share: float) -> None:
                     watch.tick()
                     report(progress.epoch, share, progress.best_loss)
 
-                display.tell = tell
+                display.report_share = report_share
                 trainer.train()
                 return Result(progress.best_loss, progress.epoch, watch.seconds)
     finally:
@@ -83,8 +83,8 @@ def promote(parent: Path, folder: Path) -> None:
     """Starts a run from the end of another run, with its checkpoints, best weights and metrics.
 
     The checkpoint has the whole state: weights, optimizer (moments, averages), learning rate, the
-    counters of the draws, and the position in the data. A promoted run is therefore bit for bit the
-    run that would have trained for all these epochs at once.
+    counters of the draws, and the position in the data. The promoted run therefore equals, bit for
+    bit, a single run over all these epochs.
     """
     trial_promotion.promote(parent, folder, ".lock", "events.out.*")
 
@@ -94,7 +94,7 @@ class _TrialDisplay(Display):
 
     def __init__(self, score: Score, log: IO[str]):
         super().__init__(score, Console(file=log, width=120), seconds=30.0)
-        self.tell: Callable[[float], None] = lambda share: None
+        self.report_share: Callable[[float], None] = lambda share: None
         self._total = 1
 
     def epoch(self, title: str, windows: int, done: int) -> None:
@@ -103,4 +103,4 @@ class _TrialDisplay(Display):
 
     def window(self, done: int, *facts: Any, **named: Any) -> None:
         super().window(done, *facts, **named)
-        self.tell(done / self._total)
+        self.report_share(done / self._total)

@@ -1,6 +1,6 @@
-"""Rows of a sweep's trials for the plot and `trials.csv`, and the table of them.
+"""Rows of a sweep's trials for the table, the plot and `trials.csv`.
 
-The table fits the console. No heading and no value is cut off.
+The table fits the console. It cuts off no heading and no value.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Row:
         epochs: int. The trained epochs of the longest run, including the promoted trial's.
         budget: int. The planned epochs.
         seconds: float. The time of all parts of the trial, without the promoted trial's.
-        parent: str. The trial that was promoted to this one; "" for none.
+        parent: str. The number of the trial that was promoted to this trial; "" for none.
         seeds: the seeds of the runs.
-        message: str. Why the trial failed.
+        message: str. The reason why the trial failed.
     """
 
     trial: str
@@ -84,12 +84,12 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
         row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
         reason = trial_failures.reason(trial, folder.trial(trial.trial_id))
-        row.message = reason or "no reason is known"
+        row.message = reason or "the reason is not known"
     return row
 
 
 def ranked(rows: Iterable[Row]) -> list[Row]:
-    """Returns the finished trials, the best first, without those that were promoted."""
+    """Returns the finished trials, the best first. Omits trials that were promoted."""
     done = [row for row in rows if row.status == DONE]
     promoted = {row.parent for row in done}
     return sorted((r for r in done if r.trial not in promoted), key=lambda r: (r.loss, r.trial))
@@ -145,8 +145,8 @@ class Line(NamedTuple):
 def table(lines: Sequence[Line], names: Sequence[str], score: str, console: Console) -> Table:
     """Returns the table in the first layout that fits the console.
 
-    The headings are the names, the names in two lines, or letters with a legend. If none fits, all
-    values are in one column, each with its name.
+    The headings are the names, the names in two lines, or letters with a legend. If no layout fits,
+    all values are in one column, each with its name.
 
     Args:
         lines: the trials.
@@ -199,7 +199,7 @@ def _table(
 
 
 def reasons(rows: Iterable[Row]) -> list[str]:
-    """Returns why trials failed, with a line per reason."""
+    """Returns a line for each reason why trials failed."""
     failed: dict[str, list[str]] = {}
     for row in rows:
         if row.status == FAILED:
@@ -224,5 +224,5 @@ def short_names(space: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _letter(number: int) -> str:
-    rounds, place = divmod(number, 26)
-    return string.ascii_lowercase[place] + (str(rounds) if rounds else "")
+    rounds, index = divmod(number, 26)
+    return string.ascii_lowercase[index] + (str(rounds) if rounds else "")

@@ -28,12 +28,12 @@ def define(values: flags.FlagValues) -> None:
     def number(name: str, about: str, least: int) -> None:
         flags.DEFINE_integer(name, None, about, lower_bound=least, flag_values=values)
 
-    text("sweep", "", "name of a sweep of tfwd, as rates, or Python file with get_sweep()")
+    text("sweep", "", "name of a sweep of tfwd, such as rates, or a Python file with get_sweep()")
     text("workdir", "", "folder of the sweep: trials, tables, plots, the best configuration")
-    text("method", "", "random, grid, bayesian or hyperband, instead of the sweep file's")
-    number("max_trials", "largest number of trials, instead of the sweep file's", 1)
-    number("executions_per_trial", "runs per trial, instead of the sweep file's", 1)
-    number("search_seed", "seed of the search, instead of the sweep file's", 0)
+    text("method", "", "random, grid, bayesian or hyperband; default: the sweep file's method")
+    number("max_trials", "maximum number of trials; default: the sweep file's number", 1)
+    number("executions_per_trial", "runs per trial; default: the sweep file's number", 1)
+    number("search_seed", "seed of the search; default: the sweep file's seed", 0)
 
     def seconds(name: str, default: float, about: str) -> None:
         flags.DEFINE_float(
@@ -51,7 +51,7 @@ def define(values: flags.FlagValues) -> None:
         60.0,
         "seconds of silence after which the chief gives a worker's trial to another worker",
     )
-    seconds("chief_timeout", 300.0, "seconds that a worker waits for a chief that never answered")
+    seconds("chief_timeout", 300.0, "seconds that a worker waits for the chief's first answer")
 
 
 def main(program: Program, values: flags.FlagValues) -> int:
@@ -61,7 +61,7 @@ def main(program: Program, values: flags.FlagValues) -> int:
         if math.isnan(getattr(values, name)):  # NaN is within all bounds
             raise UserError(f"--{name}=nan: give a number of seconds, at least 1")
     if not values.sweep:
-        raise UserError("--sweep is missing; give a name or a file, as --sweep=rates")
+        raise UserError("--sweep is missing; give a name or a file, such as --sweep=rates")
     from tfwd.runs.sweeps.sweep import check, load_sweep
 
     sweep = _with_flags(load_sweep(values.sweep, program.schema), values)
@@ -73,7 +73,9 @@ def main(program: Program, values: flags.FlagValues) -> int:
     if values.dry_run:
         return dry_run(sweep, values.config, notes)
     if not values.workdir:
-        raise UserError("give a folder for the sweep, as --workdir=runs/rates")
+        raise UserError(
+            "--workdir is missing; give a folder for the sweep, such as --workdir=runs/rates"
+        )
     return search(program, sweep, values, notes)
 
 
@@ -90,7 +92,7 @@ def dry_run(sweep: Sweep, config: Any, notes: list[str]) -> int:
 
 
 def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list[str]) -> int:
-    """Runs the sweep to its end, or this process's part of it.
+    """Runs the sweep, or this process's part of the sweep.
 
     Returns:
         The exit code: 0 for success, 1 if no trial is done, 130 or 143 after a signal.
@@ -169,7 +171,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
         board.mark_stopped()
         best = report.finish(board, sweep, config, folder, data.name)
         if code == Stopped(CLOSED_PIPE).exit_code:
-            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+            with contextlib.suppress(BrokenPipeError):  # such as after `2>&1 | head`
                 print(
                     f"stopped by SIGPIPE; the same command resumes in {folder.path}",
                     file=sys.stderr,
@@ -180,7 +182,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
             raise UserError(_reason_without_best(board))
         return code
     except OSError as error:
-        if error.filename is None:  # of the output
+        if error.filename is None:  # an error of the output
             raise
         raise UserError(f"cannot write the workdir {folder.path}: {error.strerror}") from error
     finally:
@@ -188,7 +190,7 @@ def search(program: Program, sweep: Sweep, values: flags.FlagValues, notes: list
 
 
 def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
-    """Waits before anything is written, so that a worker without a chief leaves nothing."""
+    """Waits for the chief before anything is written. A worker without a chief leaves no files."""
     from tfwd.tuning import chief_and_workers
 
     def check() -> None:
@@ -203,7 +205,7 @@ def _wait_for_chief(seconds: float, output: Any, stop: StopRequest) -> None:
 
 
 def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
-    """Adds a trial of a sweep that is resumed."""
+    """Adds a trial of a resumed sweep to the board."""
     try:
         board.add(trial)
     except Exception as error:  # the file may hold anything
@@ -217,9 +219,8 @@ def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
 def _run_search(tuner: Any, stop: StopRequest, role: str) -> None:
     from tfwd.tuning import chief_and_workers
 
-    if (
-        role == chief_and_workers.CHIEF
-    ):  # the chief trains nothing, and its state is always on the disk
+    # The chief trains nothing, and its state is always on the disk.
+    if role == chief_and_workers.CHIEF:
         tuner.search()
         return
     with stop:
@@ -287,13 +288,13 @@ def _print_header(board: Any, sweep: Sweep, config: Any, data: Any, folder: Any,
         board.line(f"resuming the sweep: {done} trials are done")
         if sweep.max_trials is not None and sweep.max_trials < done:
             board.line(
-                f"max_trials={sweep.max_trials} is lower: all trials stay, and none is added"
+                f"max_trials={sweep.max_trials} is lower: all trials stay, and no trial is added"
             )
 
 
 def _reason_without_best(board: Any) -> str:
     reasons = [row.message for row in board.rows.values() if row.message]
-    return f"no trial succeeded; the first one: {reasons[0]}" if reasons else "no trial ran"
+    return f"no trial succeeded; the first trial: {reasons[0]}" if reasons else "no trial ran"
 
 
 def _require(module: str, name: str) -> None:

@@ -35,7 +35,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class SweepEnd(FatalError):
-    """Error that ends the whole sweep and not only the trial; `cause` says why."""
+    """Error that ends the sweep, and not only the trial. `cause` is the reason."""
 
     def __init__(self, cause: Exception):
         super().__init__(str(cause))
@@ -88,8 +88,8 @@ class RunTuner(FaultTolerantTuner):
         """Trains the trial's runs, one seed after the other.
 
         Returns:
-            dict with `loss`, the mean of the runs' best validation losses, and each of these
-            losses, the epochs and the seconds.
+            dict with `loss` (the mean of the runs' best validation losses), the best loss of each
+            run, the epochs and the seconds.
         """
         with _classified_errors():
             chosen = trial.hyperparameters.values
@@ -137,7 +137,7 @@ class RunTuner(FaultTolerantTuner):
     def on_trial_end(self, trial: Trial) -> None:
         super().on_trial_end(trial)
         if trial.status == TrialStatus.COMPLETED and self._sweep.method != "hyperband":
-            # Only Hyperband continues a trial. The best weights stay.
+            # Only Hyperband continues a trial. The best weights are kept.
             for path in self._folder.trial(trial.trial_id).glob("run-*/checkpoints"):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -159,8 +159,8 @@ def _is_disk_error(error: UserError) -> bool:
 def _classified_errors() -> Iterator[None]:
     """Distinguishes errors that end the sweep from errors that end only the trial.
 
-    A stop, and a disk that cannot be written, end the sweep. The trial is resumed later. A run that
-    diverged or cannot be trained is a failed trial, and so is any other exception.
+    A stop, and a disk that cannot be written, end the sweep. The trial is resumed later. Any other
+    exception makes the trial fail, such as a run that diverged or cannot be trained.
     """
     try:
         yield

@@ -12,10 +12,10 @@ from tfwd.runs.interfaces import Score
 
 
 class Output(Console):
-    """Rich console that calls `on_reader_gone` when nobody reads any more, as after `| head`.
+    """Rich console that calls `on_reader_gone` if the reader of a pipe has ended, such as `head`.
 
-    Then it prints nothing. rich would end the process, and the training since the last checkpoint
-    would be lost.
+    Afterwards it prints nothing. rich itself would end the process, and the training since the last
+    checkpoint would be lost.
     """
 
     on_reader_gone: Callable[[], None] | None = None
@@ -33,7 +33,7 @@ class Display:
     Args:
         score: how a loss is shown.
         console: the console. Standard output by default.
-        seconds: float. Time between two lines, where there is no terminal.
+        seconds: float. Time between two lines if the output is not a terminal.
         clock: function that returns the time in seconds. Tests replace it.
 
     Example:

@@ -1,4 +1,4 @@
-"""Gradients of several steps that make one update: `optimizer.steps_per_update`."""
+"""Accumulates the gradients of several steps for one update: `optimizer.steps_per_update`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfwd import _keras
 class GatheredGradients:
     """Sums of the gradients and learning rates since the last update.
 
-    They are in no checkpoint. Checkpoints are made after updates, when the sums are zero.
+    Checkpoints do not contain the sums. They are saved after updates, when the sums are zero.
 
     Args:
         variables: the trained weights.
@@ -32,7 +32,7 @@ class GatheredGradients:
         self._rates.assign_add([rate, 1.0])
 
     def means(self, gradients: Sequence[Any], rate: tf.Tensor) -> tuple[list[Any], tf.Tensor]:
-        """Returns the mean gradients and the mean rate, including the present step."""
+        """Returns the mean gradients and the mean rate, including the current step."""
         count = self._rates[1] + 1.0
         means = [
             None if gradient is None else (total + gradient) / tf.cast(count, total.dtype)

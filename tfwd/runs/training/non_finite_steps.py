@@ -12,7 +12,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure, Step
 from tfwd.runs.storage.run_state import RunState
 
-MAX_CONSECUTIVE = 5  # bad steps in a row that are skipped or restored from, before the run ends
+MAX_CONSECUTIVE = 5  # bad steps in a row that a run skips or restores from before it ends
 FACTOR = 0.5  # factor of the learning rate, for each restore
 
 
@@ -20,7 +20,7 @@ class Diverged(UserError):
     """Error that ends a run at a number that is not finite.
 
     Attributes:
-        short: str. Step and place, as "diverged at step 7 in layer lstm_1".
+        short: str. Step and layer or weight, such as "diverged at step 7 in layer lstm_1".
         report: the `Report` of the step; `None` if the step is finite and a weight is not.
     """
 
@@ -45,7 +45,7 @@ class Divergence:
         step: the training step.
         state: the `RunState` with the learning rate.
         objects: the modules whose variables "restore" resets.
-        tell: called with a bad step, its report if there is one, and the reaction in words.
+        tell: called with a bad step, its report if there is one, and a text for the reaction.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Divergence:
         Args:
             failure: the bad step.
             batch: the step's batch; `None` if the step is finite and a weight is not.
-            kept: which checkpoint is on the disk, in words.
+            kept: str. The end of the error message: advice, last checkpoint, path of the report.
 
         Raises:
             Diverged: the run ends.
@@ -106,7 +106,7 @@ class Divergence:
 
 
 def report_text(failure: Failure, report: Report | None, norms: Mapping[str, float]) -> str:
-    """Returns the text of a bad step's report, or of a bad weight, and the weights' norms."""
+    """Returns the text of a bad step's or a bad weight's report, with the norms of all weights."""
     text = f"{report}\n" if report else f"{failure.weight}: {failure.found}, step {failure.step}\n"
     shown = [f"{norm:9.3g}  {path}" for path, norm in norms.items()]
     return text + "\n".join(["", "norms of the weights", *shown, ""])

@@ -17,7 +17,7 @@ from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 from tfwd.runs.errors import UserError, suggest
 from tfwd.runs.settings.validators import Validator, hint, multipliers, patterns, same_kind, shown
 
-# Optimizers of tensorflow-addons, which only Keras 2 has, and the most similar ones in Keras.
+# Optimizers of tensorflow-addons, which only Keras 2 has, and the most similar optimizers of Keras.
 ADDONS = {
     "tfa.AdaBelief": ("Adam", "AdamW"),
     "tfa.COCOB": ("Adam",),
@@ -48,9 +48,10 @@ def optimizer_class(name: str) -> type:
 
 def allowed_arguments(optimizer: str) -> dict[str, Any]:
     """Returns the arguments that `optimizer.kwargs` may set, with their defaults."""
-    own = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")  # own keys
-    there = inspect.signature(optimizer_class(optimizer)).parameters
-    return {name: parameter.default for name, parameter in there.items() if name not in own}
+    # Config keys of tfwd set the rate, the decay and the clipping.
+    excluded = ("self", "kwargs", "learning_rate", "weight_decay", "global_clipnorm")
+    parameters = inspect.signature(optimizer_class(optimizer)).parameters
+    return {name: p.default for name, p in parameters.items() if name not in excluded}
 
 
 def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
@@ -61,12 +62,12 @@ def check_arguments(optimizer: ml_collections.ConfigDict) -> None:
     """
     name = optimizer.name
     for argument, value in optimizer.kwargs.items():
-        there = allowed_arguments(name)
-        if argument not in there:
-            near = suggest(argument, there)
-            other = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(there)}"
-            raise UserError(f"optimizer.kwargs.{argument}: {name} has no such argument; {other}")
-        expected = same_kind(value, there[argument])
+        allowed = allowed_arguments(name)
+        if argument not in allowed:
+            near = suggest(argument, allowed)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(allowed)}"
+            raise UserError(f"optimizer.kwargs.{argument}: {name} has no such argument; {hint}")
+        expected = same_kind(value, allowed[argument])
         if expected:
             raise UserError(f"optimizer.kwargs.{argument}={shown(value)}: {name} takes {expected}")
 
@@ -78,23 +79,22 @@ def nonzero_defaults(optimizer: type) -> dict[str, Any]:
 
 
 def _optimizer_hint(value: Any) -> str:
-    """Returns how to install an optimizer of tensorflow-addons, and the most similar one here."""
-    there = optimizers()
+    """Returns a hint: how to install tensorflow-addons, and the most similar optimizer of Keras."""
+    available = optimizers()
     known = {name.lower(): name for name in ADDONS}
     if not isinstance(value, str) or value.lower() not in known:
-        return hint(value, there)
+        return hint(value, available)
     name = known[value.lower()]
-    near_it = [other for other in ADDONS[name] if other.lower() in there]
-    instead = f"; the most similar one here is {' or '.join(near_it)}" if near_it else ""
+    similar = [other for other in ADDONS[name] if other.lower() in available]
+    instead = f"; the most similar optimizer here is {' or '.join(similar)}" if similar else ""
     return (
-        f" ({name} needs tensorflow-addons: in a checkout, pip install '.[addons]' on Python "
-        "3.10 or "
-        f"3.11{instead})"
+        f" ({name} needs tensorflow-addons: in a checkout of tfwd, pip install '.[addons]' on "
+        f"Python 3.10 or 3.11{instead})"
     )
 
 
 OPTIMIZER = Validator(
-    "an optimizer of keras.optimizers, as sgd, adam, adamw, rmsprop",
+    "an optimizer of keras.optimizers, such as sgd, adam, adamw, rmsprop",
     lambda v: isinstance(v, str) and v.lower() in optimizers(),
     _optimizer_hint,
 )
@@ -119,22 +119,24 @@ def make_optimizer(
     """Makes an optimizer of Keras or tensorflow-addons, with the requested decay and averaging.
 
     Args:
-        name: str. The class name, in upper or lower case: "sgd", "Adam", with tensorflow-addons
-            "tfa.LAMB".
+        name: str. The class name, in upper or lower case: "sgd", "Adam", or "tfa.LAMB" with
+            tensorflow-addons.
         learning_rate: float. The base rate. The training step assigns to it.
         weight_decay: float. The decay of `DecoupledWeightDecay`; 0 disables it. It replaces the
-            decay of an optimizer that decays by itself, as AdamW.
-        decay_scale, decay_sparse, decay_unused: its `scale`, `sparse` and `decay_unused`.
+            optimizer's own decay, such as in AdamW.
+        decay_scale, decay_sparse, decay_unused: as `scale`, `sparse` and `decay_unused` of
+            `DecoupledWeightDecay`.
         decay_towards: "zero", or "start" for the values of the weights at their first update.
-        decay_include, decay_exclude: its patterns, separated by spaces; "" is `None`.
-        decay_multipliers: pattern=factor, separated by spaces.
+        decay_include, decay_exclude: str. Patterns of `DecoupledWeightDecay`, separated by spaces;
+            "" for `None`.
+        decay_multipliers: str. pattern=factor, separated by spaces.
         non_monotone_interval: int. The interval of `NonMonotonicASGD`; 0 disables averaging.
         kwargs: further arguments of the class (momentum, beta_1, ...).
         dtype_policy: with "mixed_float16" the optimizer is wrapped to scale the loss.
 
     Returns:
         The optimizer, without slots yet. The loss scaler wraps the averaging optimizer, which wraps
-        the decaying one.
+        the decaying optimizer.
 
     Raises:
         UserError: there is no such optimizer, or it does not take the arguments.
@@ -194,7 +196,7 @@ def optimizer_and_options(
     Args:
         config: the whole configuration.
         model: the model. The patterns of the decay must match its weights.
-        own: names under `optimizer.` that the program's own step reads, and that are ignored here.
+        own: names under `optimizer.` that the program's own step reads. They are ignored here.
 
     Raises:
         UserError: the optimizer does not take its arguments, or a pattern matches no weight.

@@ -32,7 +32,7 @@ def speed(progress: Progress) -> float | None:
 
 
 def finite(value: float) -> float | None:
-    """Returns a number, or `None` in place of a non-finite one, which JSON lacks."""
+    """Returns a number, or `None` for a non-finite number, which JSON cannot store."""
     return value if math.isfinite(value) else None
 
 
@@ -83,7 +83,7 @@ def facts_line(summary: dict[str, Any], sizes: Sequence[str], unit: str, digits:
 
     Args:
         summary: the summary of the run.
-        sizes: the sizes of model and data, in words.
+        sizes: texts with the sizes of model and data, such as "5,000 parameters".
         unit: "token" or "text".
         digits: int. The number of decimal places of the speed.
     """
@@ -101,10 +101,10 @@ def show_report(
     Args:
         display: the display of the run.
         table: the table of the results.
-        facts: the line below it.
-        extract: file of text that is printed, if it exists and is not empty.
-        heading: the line before it.
-        paths: the other results, by their names.
+        facts: the line below the table.
+        extract: path of a text file to print, if it exists and is not empty.
+        heading: the line above the text of `extract`.
+        paths: paths of the other results, by name.
     """
     display.console.print(table)
     display.line(facts)

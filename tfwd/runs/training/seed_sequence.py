@@ -9,7 +9,7 @@ import numpy as np
 
 
 def seeds(seed: int | None) -> Iterator[int]:
-    """Yields seeds of 31 bits without end. `None` starts from Keras's global seed.
+    """Yields an endless sequence of 31-bit seeds. `None` starts from Keras's global seed.
 
     No seed is 0, because Keras's initializers treat 0 as no seed.
 

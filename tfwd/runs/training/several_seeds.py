@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     Attributes:
         seed: int. The seed.
         numbers: dict of float, from the run's summary. Empty if the run failed.
-        failed: str. Why the run failed; "" if it succeeded.
+        failed: str. The reason why the run failed; "" if it succeeded.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     failed: str
 
 
-# Function of a summary. Returns the compared numbers, and why the run failed ("" if it succeeded).
+# Function of a summary. Returns the numbers to compare, and why the run failed ("" for success).
 ReadSummary = Callable[[dict[str, Any]], tuple[dict[str, float], str]]
 
 
@@ -48,7 +48,8 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer(
         "seeds",
         1,
-        "number of runs, with seeds from the config's on, each in its own folder of the workdir",
+        "number of runs with consecutive seeds from the config's seed, each in a folder of the "
+        "workdir",
         lower_bound=1,
         upper_bound=1000,
         flag_values=values,
@@ -64,7 +65,7 @@ def train(
     read: ReadSummary,
     workers: Workers | None = None,
 ) -> list[Outcome]:
-    """Trains with `count` seeds, from `config.seed` on, and compares the runs.
+    """Trains with `count` consecutive seeds, starting with `config.seed`, and compares the runs.
 
     Each run has its own folder, `seed-N`, in the workdir. A stopped run resumes, and a finished run
     is not repeated. A run that diverges counts as failed, and the next run starts. The report is
@@ -76,7 +77,7 @@ def train(
         workdir: the folder of all runs.
         count: int. The number of seeds.
         stop: as in `training.train`.
-        read: function that takes the compared numbers from a summary.
+        read: function that reads the numbers to compare from a summary.
         workers: the `Workers` that train together. A single process by default.
 
     Raises:
@@ -102,13 +103,14 @@ def train(
     try:
         outcomes: list[Outcome] = []
         for seed in range(config.seed, config.seed + count):
-            own = config.copy_and_resolve_references()
-            own.seed = seed
-            program.schema.lock(own)
+            seed_config = config.copy_and_resolve_references()
+            seed_config.seed = seed
+            program.schema.lock(seed_config)
             output.print(f"seed {seed}, {len(outcomes) + 1} of {count}", highlight=False)
             try:
+                run_folder = str(folder / f"seed-{seed}")
                 numbers, failed = read(
-                    training.train(program, own, str(folder / f"seed-{seed}"), stop, workers)
+                    training.train(program, seed_config, run_folder, stop, workers)
                 )
             except Diverged as error:
                 numbers, failed = {}, error.short
@@ -158,7 +160,7 @@ def compare(outcomes: list[Outcome]) -> dict[str, dict[str, float | None]]:
 
 
 def table(outcomes: list[Outcome]) -> Table:
-    """Returns a table with a row per seed, and with mean and spread below."""
+    """Returns a table with a row per seed, and with rows for mean and spread below."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("seed")
     of_all = compare(outcomes)

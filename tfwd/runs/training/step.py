@@ -1,8 +1,8 @@
 """Training step of a program: loss, gradient, clipping and update.
 
 The results of a step stay on the device (`state.RunState`). The host fetches them when it prints or
-logs. A step whose loss, gradient or learning rate is not finite changes nothing, and no later step
-does. The host may therefore notice it late, and finds everything unchanged.
+logs. A step whose loss, gradient or learning rate is not finite changes nothing. All later steps
+change nothing either. The host may therefore notice the failure late.
 
 A program's step defines the loss of a batch (`forward`) and the learning rate (`rate`).
 """
@@ -44,9 +44,9 @@ class Forward(NamedTuple):
     """Result of the forward pass on a batch.
 
     Attributes:
-        nats: tensor of any shape. The losses of the items that `RunState` counts, as tokens or
+        nats: tensor of any shape. The losses of the items that `RunState` counts, such as tokens or
             texts.
-        objective: function from the mean of `nats` to the value that is differentiated.
+        objective: function that converts the mean of `nats` to the value to differentiate.
         states: the new states of a recurrent model, as in `RunState.carried`; empty for other
             models.
     """
@@ -70,14 +70,15 @@ class TrainStep(abc.ABC):
 
     Args:
         model: the model.
-        optimizer: the optimizer. Its slots are made here. Each step assigns its learning rate.
+        optimizer: the optimizer. The constructor makes its slots. Each step sets its learning rate.
         state: the `RunState` that the step changes.
         signature: specs of the batch's tensors. The step is traced once. Unknown dimensions
-            therefore never retrace it.
-        clip_norm: float. The largest global norm; 0 disables clipping.
-        l2: float. Coupled decay. It is added after clipping, as in PyTorch's optimizers. The
-            reported norm does not include it.
-        sparse: bool. Keeps the gradient of a table that is only looked up in as rows.
+            therefore cause no retracing.
+        clip_norm: float. The maximum global norm; 0 disables clipping.
+        l2: float. Factor of the coupled decay. The decay is added after clipping, as in PyTorch's
+            optimizers. The reported norm does not include the decay.
+        sparse: bool. True keeps the gradient of an embedding as `tf.IndexedSlices`, if the model
+            uses the embedding only for lookups.
         checked: bool. Skips a step that is not finite.
         whole: bool. Also checks the inputs and outputs of each layer.
         steps_per_update: int. The number of steps before an update. A step that is skipped also
@@ -142,7 +143,7 @@ class TrainStep(abc.ABC):
         (self.function if update else self._gather)(*batch)
 
     def trace(self) -> None:
-        """Traces the step. Otherwise the first call does it."""
+        """Traces the step. Without this call, the first step traces."""
         self.function.get_concrete_function()
 
     def failure(self) -> Failure | None:
@@ -153,7 +154,7 @@ class TrainStep(abc.ABC):
         return Failure(int(self.state.step.numpy()) + 1, loss, norm, rate)
 
     def diagnose(self, *batch: tf.Tensor) -> Report:
-        """Examines the failed step on its batch, and changes nothing."""
+        """Examines the failed step on its batch. Changes no state of the run."""
         if self._diagnosis is None:
             probes = Probes(self.model)
 
@@ -178,7 +179,7 @@ class TrainStep(abc.ABC):
         return report
 
     def resume_after_failure(self) -> None:
-        """Makes steps again, as if the failed step had been made."""
+        """Enables the next steps. The failed step counts as made."""
         self._failed.assign(False)
         self.state.step.assign_add(1)
         if self._gathered is not None:
@@ -208,7 +209,8 @@ class TrainStep(abc.ABC):
         self.unused = [
             _keras.variables.path(v) for v, g in zip(variables, gradients, strict=True) if g is None
         ]
-        # A sparse gradient repeats a row for each use. Its norm is not the norm of the gradient.
+        # A sparse gradient repeats a row for each use. Without summing the repeated rows, its norm
+        # would be wrong.
         once = summed if self.sparse and not self.l2 else tf.convert_to_tensor
         gradients = [None if g is None else once(g) for g in gradients]
         total = tf.reduce_sum(tf.cast(output.nats, tf.float64))
@@ -281,9 +283,9 @@ class TrainStep(abc.ABC):
     def _sum_over_workers(
         self, share: tf.Tensor, numbers: list[tf.Tensor], gradients: list[Any]
     ) -> tuple[list[tf.Tensor], list[Any]]:
-        """Returns the sums over the workers: of total, count and defects, and of the gradients."""
+        """Returns the sums over the workers of `numbers` (total, count, bad) and of `gradients`."""
         total, counted, bad = numbers
-        rows = tf.cast(share > 0, tf.float64)  # a worker without rows has a copy of another's
+        rows = tf.cast(share > 0, tf.float64)  # a worker without rows computes another worker's row
         sent = tf.concat([[total * rows, counted * rows, bad], self.workers.vote], 0)
         *sums, received = self.workers.sum([*gradients, sent])
         self.workers.votes.assign(received[3:])
@@ -296,8 +298,8 @@ class TrainStep(abc.ABC):
 
         Args:
             gradients: the gradients.
-            norm: their global norm.
-            scale: the factor of the loss, and so of the gradients; `None` for 1.
+            norm: the global norm of the gradients.
+            scale: the factor of the loss and of the gradients; `None` for 1.
         """
         if self.clip_norm:
             limit = self.clip_norm if scale is None else self.clip_norm * scale

@@ -25,9 +25,9 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Handler of SIGINT and SIGTERM. While it is entered, the first signal only sets `number`.
+    """Handler of SIGINT and SIGTERM. In its context, the first signal only sets `number`.
 
-    A second signal has its usual effect, for a program that hangs.
+    A second signal has its usual effect, so that it can end a program that hangs.
 
     Example:
     >>> import os, signal
@@ -45,7 +45,7 @@ class StopRequest:
         return self.number is not None
 
     def output_is_gone(self) -> None:
-        """Requests a stop because nobody reads the output any more."""
+        """Requests a stop because the reader of the output has ended."""
         self.number = CLOSED_PIPE
 
     def error(self) -> Stopped:
@@ -57,7 +57,7 @@ class StopRequest:
         # Python allows only the main thread to set handlers. Elsewhere the caller handles signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -66,13 +66,13 @@ class StopRequest:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._put_back()
+        self._restore_handlers()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        self._put_back()
+        self._restore_handlers()
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

@@ -1,4 +1,4 @@
-"""Measures throughput, as tokens per second, without logging, saving and evaluation."""
+"""Measures throughput (tokens per second), excluding logging, saving and evaluation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 class ThroughputMeter:
     """Meter of the items (tokens or texts) per second of training steps.
 
-    A lap starts after a step, so the first step, which traces, is in no lap. It ends before
-    anything else than training: a log entry, a checkpoint, an evaluation.
+    A lap starts after a step, so no lap includes the first step, which traces. A lap ends before a
+    log entry, a checkpoint or an evaluation.
 
     Args:
         wait: function that waits for the device. Called before a lap is timed.

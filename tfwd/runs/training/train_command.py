@@ -1,4 +1,4 @@
-"""Training command: trains a new run or resumes a stopped one."""
+"""Training command: trains a new run or resumes a stopped run."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ def main(
     Args:
         program: the program to train.
         values: the parsed flags.
-        work: function that trains in another way than `train`. `train` by default.
+        work: function that trains instead of `train`. Default: `train`.
     """
     if not values.workdir:
-        raise UserError(f"give a folder for the run, as --workdir=runs/{program.schema.example}")
+        raise UserError(
+            "--workdir is missing; give a folder for the run, such as "
+            f"--workdir=runs/{program.schema.example}"
+        )
     return worker_flags.run(
         values,
         program.command,
@@ -70,7 +73,7 @@ def _main(
             lost = stopped.signal_number == CLOSED_PIPE
             if not workers.is_chief:
                 return stopped.exit_code
-            with contextlib.suppress(BrokenPipeError):  # as after `2>&1 | head`
+            with contextlib.suppress(BrokenPipeError):  # such as after `2>&1 | head`
                 print(
                     f"stopped by {stopped}; the same command, with --workdir={values.workdir}, "
                     "resumes",
@@ -162,7 +165,7 @@ def train(
 def summary_if_finished(
     program: Program, trainer: Trainer, say: Callable[[str], object] = print
 ) -> dict[str, Any] | None:
-    """Returns the summary of a run that has nothing left to do, or `None`.
+    """Returns the summary of a run that is finished and has a report, or `None`.
 
     Args:
         program: the program that makes a table of the summary.

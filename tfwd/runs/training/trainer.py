@@ -1,8 +1,8 @@
 """Training loop: epochs, validation, logs and checkpoints, with resuming after a stop.
 
 A program's trainer defines the batches and the evaluation. The order at the end of an epoch makes a
-stop at any moment harmless. The best weights are saved, then the log is written to the disk, then
-the checkpoint that refers to both. Only then is anything older removed.
+stop safe at any moment. First the best weights are saved, then the log is written to the disk, then
+the checkpoint that refers to both. Older files are removed last.
 """
 
 from __future__ import annotations
@@ -91,14 +91,17 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, name: str) -> EvaluationResult | None:
-        """Evaluates the model on a data set, as "valid". Returns `None` if a stop was requested."""
+        """Evaluates the model on a part of the data, such as "valid".
+
+        Returns `None` if a stop was requested.
+        """
 
     def measure(self, *batch: Any) -> dict[str, Any] | None:
         """Returns numbers of a batch to log before its step, or `None`."""
         return None
 
     def extra_metrics(self, found: EvaluationResult) -> dict[str, float]:
-        """Returns further numbers of an evaluation to log and show, as an accuracy."""
+        """Returns further numbers of an evaluation to log and show, such as an accuracy."""
         return {}
 
     def learning_rate(self) -> float:
@@ -106,7 +109,7 @@ class Trainer(abc.ABC):
         return float(self.state.learning_rate.numpy())
 
     def collect_carried(self) -> None:
-        """Gives each worker the whole state that is carried from window to window."""
+        """Gives each worker the state of all rows that is carried from window to window."""
         self.workers.collect(tensor for pair in self.state.carried for tensor in pair)
 
     def _restore(self, data: str) -> Progress:
@@ -132,7 +135,7 @@ class Trainer(abc.ABC):
         return sum(int(np.prod(v.shape)) for v in self.model.trainable_variables)
 
     def decay_table(self, decay: DecoupledWeightDecay) -> Any:
-        """Returns the table of the weights' decay that is shown."""
+        """Returns the table of the weights' decay to show."""
         return decay.decay_table(self.model)
 
     def describe_optimizer(self) -> None:
@@ -214,7 +217,7 @@ class Trainer(abc.ABC):
             if found is not None:
                 record = {"kind": "gradient", "step": progress.step, "epoch": progress.epoch + 1}
                 self._log_record({**record, **found})
-            # Checkpoints are made after updates, where no gradients are gathered.
+            # Checkpoints are saved only after updates, when no gradients are accumulated.
             updates = self._updates(progress.window, len(sizes))
             self._votes.cast(progress.step + 1)
             self.step(*batch, **({} if updates else {"update": False}))
@@ -342,7 +345,7 @@ class Trainer(abc.ABC):
             self.display.line(f"{report.sentence if report else text}: {done}")
 
     def _log_record(self, record: dict[str, Any]) -> None:
-        if self._metrics is not None:  # the chief's
+        if self._metrics is not None:  # only the chief has metrics
             self._metrics.write(record)
 
     def _log(self) -> None:

@@ -1,1 +1,1 @@
-"""Several processes that train one model: their addresses, their start, and what they agree on."""
+"""Several processes that train one model: addresses, start, exchanged values, equal settings."""

@@ -20,7 +20,7 @@ from tfwd.runs.workers.worker_addresses import Cluster
 # EX_TEMPFAIL of sysexits.h: the same command may succeed later. Orchestrators restart on it.
 LOST = 75
 _OF_PEERS = re.compile(r"coordination service|heartbeat|socket closed|connection re", re.IGNORECASE)
-# Arguments: a process, seconds and a line. The end of its standard input ends the watch.
+# Program with three arguments: a process id, seconds and a line. Closing its stdin ends it.
 _WATCHER = """
 import os, select, sys
 pid, seconds, line = sys.argv[1:]
@@ -80,10 +80,10 @@ def connect(cluster: Cluster, start_timeout: float, heartbeat_timeout: float) ->
 def ends_if_lost(resume: str) -> Iterator[None]:
     """Ends the process with exit code 75 and one line if another worker is lost.
 
-    TensorFlow's own end would wait for the lost worker.
+    TensorFlow's own shutdown would wait for the lost worker.
 
     Args:
-        resume: str. The hint that is printed.
+        resume: str. The hint to print.
     """
     import tensorflow as tf
 
@@ -120,9 +120,10 @@ def _is_loss(error: Any) -> bool:
 
 @contextlib.contextmanager
 def _ended_after(seconds: float, line: str) -> Iterator[None]:
-    """Ends this process by SIGKILL, with a line, if the body takes longer than some seconds.
+    """Kills this process, and prints a line, if the body takes longer than `seconds`.
 
-    While TensorFlow connects, no Python code runs in this process. So another process watches.
+    While TensorFlow connects, no Python code runs in this process. A second process therefore
+    watches the time.
     """
     if os.name == "nt":  # Windows cannot wait for a pipe with a time limit
         yield
@@ -133,7 +134,7 @@ def _ended_after(seconds: float, line: str) -> Iterator[None]:
             yield
         finally:
             assert watcher.stdin is not None
-            watcher.stdin.close()  # so the watcher ends
+            watcher.stdin.close()  # ends the watcher
 
 
 @contextlib.contextmanager
@@ -151,7 +152,7 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _timeouts(start: float, heartbeat: float) -> Iterator[None]:
-    """Gives the time limits to TensorFlow's coordination service, which has no public setting."""
+    """Sets the time limits of TensorFlow's coordination service, which has no public setting."""
     from tensorflow.python.eager import context
 
     present = context.context()

@@ -21,7 +21,7 @@ from tfwd.runs.workers.worker_addresses import Cluster
 
 # File descriptor of a pipe whose other end the parent holds. It closes when the parent ends.
 PARENT = "TFWD_PARENT_PIPE"
-GRACE = 30.0  # seconds in which the workers may end by themselves after one has ended
+GRACE = 30.0  # seconds that the other workers have to end by themselves after a worker failed
 # The worker's program: arguments of `python -c`.
 _PROGRAM = "import sys, tfwd_programs; sys.argv[0] = {0!r}; tfwd_programs.{1}()"
 
@@ -32,7 +32,7 @@ def is_started_here(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the process that started it ends, however that ends."""
+    """Ends this process when its parent process ends, for any reason."""
     descriptor = int(os.environ[PARENT])
 
     def wait() -> None:
@@ -46,10 +46,10 @@ def end_with_parent() -> None:
 def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] = ()) -> int:
     """Runs a program in `count` processes, and returns the exit code.
 
-    Only the chief writes to the terminal. The output of the other workers is shown if one failed.
+    Only the chief writes to the terminal. The output of the other workers is shown after a failure.
 
     Args:
-        command: str. The console script, as "tfwd-train".
+        command: str. The console script, such as "tfwd-train".
         arguments: the arguments of the program.
         count: int. The number of workers.
         gpus: the GPU of each worker, as `CUDA_VISIBLE_DEVICES` names it; empty for all or none.
@@ -81,7 +81,7 @@ def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] 
                         [sys.executable, "-c", code, *arguments],
                         env=environment,
                         pass_fds=[reading],
-                        start_new_session=True,  # a terminal's Ctrl-C reaches them through here
+                        start_new_session=True,  # this process forwards Ctrl-C to the workers
                         stdin=None if index == 0 else subprocess.DEVNULL,
                         stdout=output,
                         stderr=output,
@@ -99,7 +99,7 @@ def run(command: str, arguments: Sequence[str], count: int, gpus: Sequence[str] 
 
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Waits until all have ended. After the first failure, ends the others."""
+    """Waits until all workers have ended. Kills the others `GRACE` seconds after a failure."""
     limit = None
     while True:
         codes = [worker.poll() for worker in workers]
@@ -113,7 +113,7 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _first_failed(codes: Sequence[int]) -> int | None:
-    """Returns the worker whose exit code tells most: an error of its own, and not a lost peer."""
+    """Returns the number of a failed worker. Prefers an error to the loss of another worker."""
     order = [n for n, code in enumerate(codes) if code not in (0, LOST) and code > 0]
     order += [n for n, code in enumerate(codes) if code]
     return order[0] if order else None
@@ -135,7 +135,7 @@ def _end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextlib.contextmanager
 def _forwarded(workers: Sequence[subprocess.Popen[bytes]]) -> Any:
-    """Passes Ctrl-C and SIGTERM on to the workers."""
+    """Forwards Ctrl-C and SIGTERM to the workers."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         for worker in workers:
@@ -158,7 +158,7 @@ def _cores() -> int:
 
 def free_ports(count: int) -> list[int]:
     """Returns ports of the loopback address that no process uses now."""
-    with contextlib.ExitStack() as stack:  # all are open at once, so that they differ
+    with contextlib.ExitStack() as stack:  # all sockets are open at once, so their ports differ
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))

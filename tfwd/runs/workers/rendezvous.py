@@ -1,9 +1,9 @@
-"""Meeting of all workers before TensorFlow starts, so that a missing or wrong worker has a name.
+"""Waits for all workers before TensorFlow starts, and names a missing or wrong worker.
 
-TensorFlow waits for the workers in C++, where it can be neither interrupted nor asked whom it waits
-for. So the workers first meet through plain sockets at the same addresses. Each worker listens at
-its own address and reports to the chief. When all have come, the chief tests their addresses and
-lets all of them go on. All messages are lines of JSON.
+TensorFlow waits for the workers in C++. This wait cannot be interrupted, and does not say which
+worker is missing. The workers therefore first meet through plain sockets at the same addresses.
+Each worker listens at its own address and reports to the chief. When all workers have reported, the
+chief tests their addresses, and all workers continue. All messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from tfwd.runs.errors import UserError, reason
 from tfwd.runs.workers.worker_addresses import Cluster
 
 _PAUSE = 0.2  # seconds between two attempts to reach the chief
-_MOST = 1 << 16  # bytes of a message
+_MOST = 1 << 16  # maximum number of bytes of a message
 
 
 class Late(Exception):
-    """Exception of a meeting to which not all workers came in time."""
+    """Exception for a worker that is missing after the time limit."""
 
 
 def meet(cluster: Cluster, seconds: float) -> None:
-    """Waits until all workers are here.
+    """Waits until all workers have reported to the chief.
 
     Args:
         cluster: the workers.
         seconds: float. The time limit.
 
     Raises:
-        UserError: this worker cannot listen at its address. Or workers have the same number, or
-            another cluster, or do not answer at their addresses. All workers raise the same error.
+        UserError: this worker cannot listen at its address. Or two workers have the same number, a
+            worker has other addresses, or a worker does not answer at its address. Then all workers
+            raise the error.
         Late: a worker is missing after the time limit.
     """
     end = time.monotonic() + seconds
@@ -47,7 +48,7 @@ def meet(cluster: Cluster, seconds: float) -> None:
 
 
 def name(cluster: Cluster, number: int | None = None) -> str:
-    """Returns the name of a worker in messages; this worker by default."""
+    """Returns the name of a worker for messages. Default: this worker."""
     number = cluster.number if number is None else number
     return f"worker {number} ({cluster.addresses[number]})"
 
@@ -78,17 +79,17 @@ class _Chief:
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             while len(self._present) < len(self._cluster.addresses) - 1:
-                left = end - time.monotonic()
-                if left <= 0:
+                remaining = end - time.monotonic()
+                if remaining <= 0:
                     self._fail(self._missing(seconds), late=True)
-                for key, _ in self._selector.select(min(left, 1.0)):
+                for key, _ in self._selector.select(min(remaining, 1.0)):
                     if key.fileobj is self._listener:
                         self._accept()
                     else:
-                        self._leave(key.data)
+                        self._remove(key.data)
             for number in self._present:
                 self._test_address(number)
-            self._tell({"go": True})
+            self._send_all({"go": True})
         finally:
             for connection in self._present.values():
                 connection.close()
@@ -100,7 +101,7 @@ class _Chief:
             for number in range(1, len(self._cluster.addresses))
             if number not in self._present
         ]
-        return f"after {seconds:g} seconds, no word from {', '.join(missing)}"
+        return f"after {seconds:g} seconds, no message from {', '.join(missing)}"
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -111,9 +112,11 @@ class _Chief:
             return
         number = message["number"]
         if message.get("addresses") != list(self._cluster.addresses):
-            _send(connection, {"error": "it has another list of addresses than the chief"})
+            problem = f"worker {number} has another list of addresses than the chief: give all"
+            problem += " workers the same list"
+            _send(connection, {"error": problem})
             connection.close()
-            self._fail(f"a worker {number} has another list of addresses than the chief")
+            self._fail(problem)
         if number in self._present:
             _send(connection, {"error": f"two workers have the number {number}"})
             connection.close()
@@ -121,8 +124,8 @@ class _Chief:
         self._present[number] = connection
         self._selector.register(connection, selectors.EVENT_READ, number)
 
-    def _leave(self, number: int) -> None:
-        """Forgets a worker that has ended. It may be started again."""
+    def _remove(self, number: int) -> None:
+        """Removes a worker that has ended. The worker may be started again."""
         connection = self._present.pop(number)
         self._selector.unregister(connection)
         connection.close()
@@ -132,26 +135,29 @@ class _Chief:
             with socket.create_connection(_split(self._cluster.addresses[number]), timeout=5.0):
                 pass
         except OSError as error:
-            self._fail(f"{name(self._cluster, number)} does not answer there: {reason(error)}")
+            self._fail(
+                f"{name(self._cluster, number)} does not answer at its address: {reason(error)}"
+            )
 
     def _fail(self, text: str, late: bool = False) -> None:
-        self._tell({"error": text, "late": late})
+        self._send_all({"error": text, "late": late})
         raise Late(text) if late else UserError(text)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send_all(self, message: dict[str, Any]) -> None:
         for connection in self._present.values():
             _send(connection, message)
 
 
 def _report(cluster: Cluster, end: float, seconds: float) -> None:
-    """Reports to the chief, and waits for its answer."""
+    """Reports this worker to the chief, and waits for the chief's answer."""
     hello = {"number": cluster.number, "addresses": list(cluster.addresses)}
     problem = ""
-    while (left := end - time.monotonic()) > 0:
+    while (remaining := end - time.monotonic()) > 0:
         answer = None
         with contextlib.suppress(socket.timeout):
             try:
-                with socket.create_connection(_split(cluster.addresses[0]), timeout=left) as chief:
+                address = _split(cluster.addresses[0])
+                with socket.create_connection(address, timeout=remaining) as chief:
                     _send(chief, hello)
                     chief.settimeout(max(end - time.monotonic(), 0.0) + 2.0)
                     answer = _read(chief)
@@ -161,9 +167,9 @@ def _report(cluster: Cluster, end: float, seconds: float) -> None:
             return
         if isinstance(answer, dict) and "error" in answer:
             raise Late(answer["error"]) if answer.get("late") else UserError(answer["error"])
-        time.sleep(_PAUSE)  # the chief is not there yet, or has ended
+        time.sleep(_PAUSE)  # the chief has not started yet, or has ended
     detail = f" ({problem})" if problem else ""
-    raise Late(f"after {seconds:g} seconds, no word from the chief, {name(cluster, 0)}{detail}")
+    raise Late(f"after {seconds:g} seconds, no message from the chief, {name(cluster, 0)}{detail}")
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -93,7 +93,7 @@ def check_folder(workers: Workers, folder: Path) -> None:
 
 
 def same_weights(workers: Workers, variables: Iterable[Any], say: Callable[[str], object]) -> None:
-    """Gives all workers the chief's values of variables, if they differ.
+    """Assigns the chief's values to the variables of all workers, if the values differ.
 
     Initial values may differ in their last bits between processors.
     """
@@ -106,8 +106,8 @@ def same_weights(workers: Workers, variables: Iterable[Any], say: Callable[[str]
         _keras.variables.assign(variables[number], workers.from_chief(value))
     if different:
         say(
-            f"{len(different)} initial weights differed between the workers; all have the chief's "
-            "now"
+            f"{len(different)} initial weights differed between the workers; now all workers have "
+            "the chief's values"
         )
 
 

@@ -1,4 +1,4 @@
-"""Votes of the workers, by which all of them stop and save after the same step."""
+"""Votes of the workers, so that all workers stop and save after the same step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Votes:
     """Votes on two questions: must the run stop, and is a checkpoint due?
 
     A worker casts its vote before a step. The step sums the votes with the gradients. A single
-    process decides by itself, and may stop after the present step.
+    process decides by itself, and may stop after the current step.
 
     Args:
         workers: the `Workers` that train together.
-        stop: the stop request of this process. It takes the signal of another worker.
-        is_due: function of a step's number. True if a checkpoint is due after that step. The
-            chief's vote decides.
+        stop: the stop request of this process. It also receives the signals of other workers.
+        is_due: function of a step's number. Returns True if a checkpoint is due after this step.
+            Only the chief's vote counts.
     """
 
     def __init__(self, workers: Workers, stop: StopRequest, is_due: Callable[[int], bool]):
         self._workers, self._stop, self._is_due = workers, stop, is_due
 
     def cast(self, step: int) -> None:
-        """Casts the vote of this worker, before the step of this number."""
+        """Casts the vote of this worker, before the step with number `step`."""
         if self._workers.count > 1:
             due = self._workers.is_chief and self._is_due(step)
             self._workers.vote.assign([*self._signal(), float(due)])
@@ -40,17 +40,17 @@ class Votes:
         return bool(self._stop)
 
     def saves(self, step: int) -> bool:
-        """Returns True if a checkpoint is due after the step of this number, the last one."""
+        """Returns True if a checkpoint is due after `step`, the number of the last step."""
         if self._workers.count > 1:
             return bool(self._workers.votes.numpy()[-1])
         return self._is_due(step)
 
     def agree_on_stop(self) -> None:
-        """Requests a stop here if any worker got a signal. All must call it."""
+        """Requests a stop here if any worker got a signal. All workers must call this method."""
         self._take(self._workers.total(self._signal()))
 
     def _signal(self) -> np.ndarray:
-        """Returns the number of the signal that this worker got, at its position."""
+        """Returns zeros, with the number of this worker's signal at the worker's position."""
         vote = np.zeros(self._workers.count)
         vote[self._workers.index] = self._stop.number or 0
         return vote

@@ -13,7 +13,7 @@ from tfwd.runs.errors import UserError
 STRATEGIES = ("auto", "one", "mirrored", "multi_worker")
 _ADDRESS = re.compile(r"([^/\s]+):(\d{1,5})")
 _EXAMPLE = (
-    'as {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
+    'JSON such as {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", '
     '"index": 0}}'
 )
 
@@ -73,30 +73,35 @@ def _from_tf_config(text: str) -> Cluster | None:
     except ValueError as error:
         raise UserError(f"TF_CONFIG is not JSON ({error}): give {_EXAMPLE}") from error
     jobs = found.get("cluster") if isinstance(found, dict) else None
-    if isinstance(found, dict) and not jobs:  # as on a machine that trains alone
+    if isinstance(found, dict) and not jobs:  # a machine that trains alone
         return None
     task = found.get("task") if isinstance(found, dict) else None
     if not isinstance(jobs, dict) or not isinstance(task, dict):
         raise UserError(f"TF_CONFIG has no cluster and task: give {_EXAMPLE}")
     other = sorted(set(jobs) - {"chief", "worker"})
     if other:
-        raise UserError(f"TF_CONFIG has the job {other[0]!r}: tfwd has workers and a chief only")
+        raise UserError(
+            f"TF_CONFIG has the job {other[0]!r}: tfwd has only the jobs worker and chief; remove "
+            "the other jobs"
+        )
     chiefs, workers = (_addresses(name, jobs.get(name, [])) for name in ("chief", "worker"))
     addresses = (*chiefs, *workers)
     twice = sorted({each for each in addresses if addresses.count(each) > 1})
     if twice:
-        raise UserError(f"TF_CONFIG names the address {twice[0]} twice: give each worker its own")
+        raise UserError(
+            f"TF_CONFIG names the address {twice[0]} twice: give each worker its own address"
+        )
     kind, index = task.get("type"), task.get("index")
     if kind not in ("chief", "worker"):
         raise UserError(f"TF_CONFIG has the task type {kind!r}: give worker or chief")
-    those = chiefs if kind == "chief" else workers
+    tasks = chiefs if kind == "chief" else workers
     if isinstance(index, str):
         raise UserError(f"TF_CONFIG has the index {index!r}: give a number, without quotes")
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(those):
-        there = f"0 to {len(those) - 1}" if those else "none"
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(tasks):
+        valid = f"; give 0 to {len(tasks) - 1}" if tasks else ""
         raise UserError(
             f"TF_CONFIG gives this process the index {index!r} of the job {kind!r}, outside the "
-            f"cluster: the job has {len(those)} addresses ({there})"
+            f"cluster: the job has {len(tasks)} addresses{valid}"
         )
     if len(addresses) == 1:
         return None
@@ -118,8 +123,9 @@ def _from_slurm() -> Cluster | None:
     import tensorflow as tf
 
     try:
-        # The resolver would look for GPUs with nvidia-smi, and set CUDA_VISIBLE_DEVICES. Slurm does
-        # that itself (--gpus-per-task). It also wants a GPU for each task of a node.
+        # By default, the resolver looks for GPUs with nvidia-smi, and sets CUDA_VISIBLE_DEVICES.
+        # Slurm does this itself (--gpus-per-task). The resolver also requires a GPU for each task
+        # of a node.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=1024, gpus_per_task=1, auto_set_gpu=False
         )

@@ -1,4 +1,4 @@
-"""Flags of programs that several workers run, and the start of these workers."""
+"""Flags of programs that can run on several workers, and the start of these workers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def define(values: flags.FlagValues) -> None:
         STRATEGIES,
         "one: a single process. mirrored: a process for each GPU of this machine. multi_worker: "
         "the workers of TF_CONFIG or of a Slurm step. auto: multi_worker if TF_CONFIG is set, "
-        "else one",
+        "otherwise one",
         flag_values=values,
     )
     flags.DEFINE_integer(
         "workers",
         1,
-        "number of processes to start on this machine, which work on one model",
+        "number of processes to start on this machine; they train or evaluate one model",
         lower_bound=1,
         upper_bound=1024,
         flag_values=values,
@@ -40,7 +40,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "start_timeout",
         300.0,
-        "seconds to wait for all workers; connecting them may take as long again",
+        "seconds to wait for all workers; their connection may take the same time again",
         lower_bound=1.0,
         upper_bound=86400.0,
         flag_values=values,
@@ -48,7 +48,7 @@ def define(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "heartbeat_timeout",
         60.0,
-        "seconds after which a silent worker counts as lost, roughly",
+        "approximate seconds after which a silent worker counts as lost",
         lower_bound=5.0,
         upper_bound=86400.0,
         flag_values=values,
@@ -60,9 +60,9 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
 
     Args:
         values: the parsed flags.
-        command: str. The console script, as "tfwd-train".
+        command: str. The console script, such as "tfwd-train".
         work: function of the `Workers` that returns an exit code. It imports TensorFlow.
-        resume: str. The hint that is printed when a worker was lost.
+        resume: str. The hint to print if a worker is lost.
 
     Raises:
         UserError: the workers' addresses are wrong, or flags contradict each other.
@@ -79,7 +79,7 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
         count = _processes(values, gpus)
         if count > 1:
             return local_workers.run(command, sys.argv[1:], count, gpus)
-    # A single GPU is a single process.
+    # With a single GPU, a single process trains.
     cluster = None if strategy == "mirrored" else find_cluster(strategy)
     from tfwd.runs.workers.workers import Workers
 
@@ -97,7 +97,7 @@ def _processes(values: flags.FlagValues, gpus: list[str]) -> int:
         if values.workers not in (1, len(gpus)):
             raise UserError(
                 f"--workers={values.workers} with --strategy=mirrored: this machine has "
-                f"{len(gpus)} GPUs, and each gets a worker; leave --workers out"
+                f"{len(gpus)} GPUs, and each GPU gets a worker; leave --workers out"
             )
         return len(gpus)
     if values.workers > 1 and values.strategy != "auto":

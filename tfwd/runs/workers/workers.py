@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Workers:
     """Processes that train one model together; a single process by default.
 
-    Each worker has a whole copy of the model. It computes the gradient for its rows of each batch.
+    Each worker has a copy of the model. It computes the gradient for its rows of each batch.
     TensorFlow sums the gradients over the workers, and each worker makes the same update. A
     worker's variables are plain variables, so a checkpoint does not depend on the number of
     workers.
@@ -31,7 +31,7 @@ class Workers:
 
     Attributes:
         count: int. The number of workers.
-        index: int. The number of this worker. The chief has number 0, and alone writes files.
+        index: int. The number of this worker. Only the chief, number 0, writes files.
 
     Example:
     >>> alone = Workers()
@@ -44,7 +44,7 @@ class Workers:
         self.count = 1 if strategy is None else _keras.worker_count(strategy)
         self.index = 0 if strategy is None else _keras.worker_index(strategy)
         if self.count > 1:
-            # A step sums the votes over the workers. `stop_votes.py` says what they mean.
+            # A step sums the votes over the workers. `stop_votes.py` explains the votes.
             self.vote = tf.Variable(tf.zeros([self.count + 1], tf.float64), trainable=False)
             self.votes = tf.Variable(self.vote, trainable=False)
 
@@ -54,7 +54,7 @@ class Workers:
         return self.index == 0
 
     def rows(self, total: Any) -> tuple[Any, Any]:
-        """Returns the first row of this worker in a batch, and the row after its last one.
+        """Returns this worker's range of rows in a batch: the first row, and the last row plus 1.
 
         Args:
             total: int, or integer tensor. The number of rows of the batch.
@@ -81,7 +81,7 @@ class Workers:
             variable[start:end].assign(rows)
 
     def collect(self, variables: Iterable[tf.Variable]) -> None:
-        """Gives each worker the rows that the others have assigned. All must call it."""
+        """Gives each worker the rows that the others have assigned. All workers must call it."""
         if self.count == 1:
             return
         for variable in variables:
@@ -92,9 +92,9 @@ class Workers:
 
     @contextlib.contextmanager
     def share(self, batch: Sequence[tf.Tensor]) -> Iterator[tuple[list[tf.Tensor], Any]]:
-        """Gives this worker's rows of a batch, and their share of all rows.
+        """Yields this worker's rows of a batch, and the share of these rows in the batch.
 
-        In the context, dropout on activations draws the masks that these rows have in the whole
+        In the context, dropout on activations draws the same masks for these rows as in the whole
         batch. A worker without rows gets the first row, with a share of 0.
         """
         if self.count == 1:
@@ -136,34 +136,34 @@ class Workers:
             ]
             found: dict[int, Any] = {}
             for dtype in dict.fromkeys(value.dtype for value in same):  # in one message per dtype
-                places = [n for n, value in enumerate(same) if value.dtype == dtype]
-                sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [same[n] for n in places])
-                found.update(zip(places, sums, strict=True))
+                positions = [n for n, value in enumerate(same) if value.dtype == dtype]
+                sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [same[n] for n in positions])
+                found.update(zip(positions, sums, strict=True))
             return [found[n] for n in range(len(same))]
 
         sums = iter(self._strategy.run(add, args=given))
         return [None if tensor is None else next(sums) for tensor in tensors]
 
     def gather(self, content: bytes) -> list[bytes]:
-        """Returns the bytes that each worker gave, by the worker's number. All must call it."""
+        """Returns the `content` of each worker, by its number. All workers must call it."""
         if self.count == 1:
             return [content]
         assert self._strategy is not None
         return _keras.gather_bytes(self._strategy, content)
 
     def total(self, numbers: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Returns the float64 sums of numbers over the workers. All must call it."""
+        """Returns the float64 sums of numbers over the workers. All workers must call it."""
         parts = self.gather(np.asarray(numbers, np.float64).tobytes())
         return np.sum([np.frombuffer(part) for part in parts], axis=0)
 
     def from_chief(self, value: T) -> T:
-        """Returns the chief's value on all workers. All must call it."""
+        """Returns the chief's value on all workers. All workers must call it."""
         if self.count == 1:
             return value
         return pickle.loads(self.gather(pickle.dumps(value) if self.is_chief else b"")[0])
 
     def together(self, work: Callable[[], T]) -> T:
-        """Runs a function on all workers. If one raises a `UserError`, all raise it.
+        """Runs a function on all workers. If a worker raises a `UserError`, all workers raise it.
 
         Args:
             work: function without collective operations.
@@ -208,5 +208,5 @@ class Workers:
         return result
 
     def wait(self) -> None:
-        """Waits until all workers have come here."""
+        """Waits until all workers have called this method."""
         self.gather(b"")
