@@ -94,7 +94,7 @@ class Summary(NamedTuple):
 
 
 def summarize(tensor: Any) -> Summary:
-    """Counts the non-finite elements of a tensor, and finds the range of the finite ones.
+    """Counts the non-finite elements of a tensor, and finds the range of the finite elements.
 
     Args:
         tensor: Tensor of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows are
@@ -234,7 +234,7 @@ def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
         return tf.where(nan, tf.constant(math.nan, parts.dtype), magnitude)
     if tensor.dtype.is_integer or tensor.dtype.is_bool:
         return tf.cast(tensor, tf.float64)
-    raise TypeError(f"summarize() needs a numeric tensor, got dtype {tensor.dtype.name}")
+    raise TypeError(f"summarize() expects a numeric tensor, got dtype {tensor.dtype.name}")
 
 
 def _count(where: tf.Tensor) -> tf.Tensor:

@@ -81,26 +81,26 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
         ValueError: If the layer was parametrized as a part of another layer; if a parametrization
             also acts in evaluation and `fold` is False.
     """
-    found = installation.inside(target)
-    if not found and (outer := around(target)):
+    installed = installation.inside(target)
+    if not installed and (outer := around(target)):
         raise ValueError(
             f"layer '{target.name}' was parametrized as a part of '{outer[0].target.name}': "
             f"call tfwd.unwrap with '{outer[0].target.name}'"
         )
-    for one in found:
-        given = {target.path: p for target, p in one.targeted}
+    for added in installed:
+        given = {target.path: p for target, p in added.targeted}
         if not fold and weight_selection.acts_in_evaluation(given):
             raise ValueError(
-                f"'{one.target.name}' has a parametrization that also acts in evaluation, such as "
-                "WeightNorm. Without it, the model would compute different outputs. Call "
+                f"'{added.target.name}' has a parametrization that also acts in evaluation, such "
+                "as WeightNorm. Without it, the model would compute different outputs. Call "
                 "tfwd.unwrap(model, fold=True), which sets the weights to the effective weights"
             )
     if fold:
         for variable, value in installation.evaluation_weights(target):
             _keras.variables.assign(variable, value)
-    for one in reversed(found):
-        installation.remove(one)
-    if found:
+    for added in reversed(installed):
+        installation.remove(added)
+    if installed:
         _forget_functions(target)
 
 

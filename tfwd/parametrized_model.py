@@ -64,8 +64,8 @@ def parametrize(
 
     Returns:
         With `in_place=True` the given model. Otherwise a model with the same weights in the same
-        order. If a Sequential or functional model was compiled, the new one is compiled in the same
-        way, with a new optimizer, as in Keras's `clone_model`. A `ParametrizedModel` is not
+        order. If a Sequential or functional model was compiled, the new model is compiled in the
+        same way, with a new optimizer, as in Keras's `clone_model`. A `ParametrizedModel` is not
         compiled.
 
     Raises:
@@ -145,7 +145,10 @@ def _check_patterns(model: Any, parametrizations: Any) -> None:
             f"{parametrizations!r}"
         )
     if not parametrizations:
-        raise ValueError("parametrizations is empty: pass at least one pattern, as in the example")
+        raise ValueError(
+            f"parametrizations of model '{model.name}' is empty: pass at least one pattern, such "
+            "as {'kernel': Dropout(0.5)}"
+        )
     for pattern, parametrization in parametrizations.items():
         if not isinstance(parametrization, Parametrization):
             raise ValueError(

@@ -17,15 +17,15 @@ In a graph, the executor chooses the order of operations, and equal operations a
 could increase the memory again:
 
 - A draw depends only on a seed, so it could run at the start. Then the draws of all layers would be
-  alive at once. So forward's seeds depend on the function's input. A function may be a whole model,
-  so each seed also waits for the tensors with which its weight is first used.
+  alive at the same time. So forward's seeds depend on the function's input. A function may be a
+  whole model, so each seed also waits for the tensors with which its weight is first used.
 - Backward's draw equals forward's draw. A graph optimizer would merge the two draws and keep the
   result alive. So backward's seeds depend on the data of the incoming gradient. A graph optimizer
   cannot remove this dependency (`delayed_seeds.seeds_after`).
 - Backward could draw while it still computes the product for the weight's gradient. It could also
   continue to the next layer before the raw weight's gradient is finished. Then the buffers of two
-  layers would be alive at once. So the draw waits for the product, and the gradient of the inputs
-  waits for the gradient of the raw weights.
+  layers would be alive at the same time. So the draw waits for the product, and the gradient of the
+  inputs waits for the gradient of the raw weights.
 
 `docs/recompute.md` shows which tensors are alive at which time.
 """

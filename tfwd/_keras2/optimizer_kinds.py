@@ -118,7 +118,7 @@ class LegacyWrapper(Legacy):
     _HAS_AGGREGATE_GRAD = True
 
     def _begin(self: Any, name: str | None) -> None:
-        # Keras's constructor is not called. The wrapper has no hyperparameters of its own.
+        # Keras's constructor is not called. The wrapper itself has no hyperparameters.
         object.__setattr__(self, "_hyper", {})
         self._init_set_name(name)
         object.__setattr__(self, "_weights", [])

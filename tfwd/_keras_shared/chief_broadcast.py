@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfwd._keras_shared.workers import gather_bytes, worker_index
 
-CHUNK = 4 << 20  # bytes that are sent at once
+CHUNK = 4 << 20  # largest number of bytes in one exchange
 # Number of int32 words in the first part of a message. Sending it takes as long as sending a few
 # words, and most messages fit into it.
 _HEAD = 16 << 10

@@ -155,7 +155,7 @@ class Parametrization:
         return False
 
     def elements(self) -> list[Parametrization]:
-        """Returns the parametrizations that this one applies one after the other."""
+        """Returns the parametrizations that this parametrization applies, in their order."""
         return [self]
 
     def get_config(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class BoundParametrization(NamedTuple):
         parametrization: Parametrization to apply.
         seed: int32 `[2]`, or None if no element is stochastic.
         training: bool. Stochastic elements act.
-        references: Reference tensors of the elements that have one, in their order.
+        references: Reference tensors of the elements with a reference, in the elements' order.
     """
 
     parametrization: Parametrization

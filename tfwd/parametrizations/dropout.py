@@ -24,7 +24,7 @@ class Dropout(Parametrization):
         rate: float, schedule or variable. Drop rate in [0, 1), read in every call. A schedule is a
             function from the training-call counter to a real scalar, such as a
             `keras.optimizers.schedules.LearningRateSchedule`. It must not be random. A rate of 0.0
-            is the identity and draws nothing. A config stores a variable's present value. The
+            is the identity and draws nothing. A config stores a variable's current value. The
             caller must save the variable itself.
         noise_shape: Shape of the mask, as in `keras.layers.Dropout`. A 1 shares the mask along an
             axis, and None stands for the weight's own size. `(None, 1)` drops whole rows. Default
