@@ -1,9 +1,9 @@
-"""Evaluation of a wrapped layer over the bare layer: same operations, same time.
+"""Evaluation of a wrapped layer compared with the bare layer: same operations, same time.
 
     python benchmarks/evaluation_time.py
 
-Both sides are one layer object, called with `training=False` in a traced function. The JSON line
-also has the operations of the two graphs.
+Both sides use the same layer object, which is called with `training=False` in a `tf.function`. The
+JSON line also has the numbers of operations of the two graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.measure import Row, Spread, ratio
 
 
 def kinds() -> dict[str, tuple[Any, Any]]:
-    """Returns by name a layer and the shape of its input."""
+    """Returns a dict from a name to a layer and the shape of its input."""
     import keras
 
     return {
@@ -96,7 +96,7 @@ def _call(layer: Any) -> Callable[..., Any]:
 
 
 def _attends(layer: Any) -> bool:
-    """Checks whether the layer takes its input twice, as query and as value."""
+    """Returns True if the layer takes its input twice, as query and as value."""
     return "value" in inspect.signature(layer.call).parameters
 
 

@@ -1,18 +1,19 @@
-"""Cost of finite checks in a training step: tfwd's ways and other libraries' ways.
+"""Cost of finite checks in a training step: tfwd and other libraries.
 
     python benchmarks/finite_check_cost.py
 
 There are five models, each with and without `jit_compile=True`. The script times the training
 function of `fit` on one batch. `FiniteCheck` checks the whole model in each step. `ApplyIfFinite`
-is alone, around the optimizer. Their times, and the time of `tf.debugging.enable_check_numerics`,
-are over the bare step. On the stack of 100 small layers `FiniteCheck(every_n_steps=10)` is a side
-too, and ten steps are timed together. PyTorch's `detect_anomaly` and the `DebugUnderflowOverflow`
-of Hugging Face's transformers are over PyTorch's own bare step of the same model.
+is used alone, around the optimizer. Their times are divided by the time of the bare step. The same
+holds for `tf.debugging.enable_check_numerics`. On the stack of 100 small layers,
+`FiniteCheck(every_n_steps=10)` is measured too, and ten steps are timed together. The times of
+PyTorch's `detect_anomaly` and of `DebugUnderflowOverflow` of Hugging Face's transformers are
+divided by the time of PyTorch's bare step of the same model.
 
-Then a weight of each side gets a NaN, and the row says what the side does about it. For
-`FiniteCheck`, whose diagnosis takes seconds, this is done with one model. Peak memory is measured
-on a large batch, each side in a process of its own (see common/peak_memory.py). The figure is the
-extra memory of `FiniteCheck`, as a share of the bytes of one activation.
+Then a weight of each side is set to NaN. The row has the reaction of the side. For `FiniteCheck`,
+whose diagnosis takes seconds, only one model is tested. Peak memory is measured on a large batch,
+each side in a separate process (see common/peak_memory.py). The figure is the extra memory of
+`FiniteCheck`, as a share of the bytes of one activation.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from common.measure import Row, ratio
 MODES = {"in a graph": False, "compiled": True}
 LIMITS = {OURS: 1.05, OPTIMIZER: 1.01, EVERY: 1.02}
 LSTM_LIMIT = 1.10
-# The model for work that takes seconds and does not depend on the model: FiniteCheck's diagnosis of
-# a NaN, and TensorFlow's checks in a compiled step.
+# The only model for work that takes seconds and does not depend on the model: FiniteCheck's
+# diagnosis of a NaN, and TensorFlow's checks in a compiled step.
 ONE = LSTM
-# Rounds of the other libraries, whose ratios are far from 1.
+# Number of rounds for the other libraries. Their ratios are far from 1, so few rounds are enough.
 FEW = 8
 LARGE = (CONVOLUTIONS, 128)
 
 
 def step(way: str, compiled: bool) -> Callable[[], Any]:
-    """Returns a step of the model of `LARGE`; for a child."""
+    """Returns a step of the model of `LARGE`. It is called in a child process."""
     measure.equal_threads()
     from common import finite_check_keras
 
@@ -64,11 +65,11 @@ def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list
 
 
 def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
-    """Plants a NaN on each side that is asked, and returns what the side does about it."""
-    asked = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
-    found = {way: sides[way].plant() for way in asked}
-    for way, said in found.items():
-        measure.CONSOLE.print(f"{name}: {way}, a planted NaN: {said}", highlight=False)
+    """Plants a NaN on each tested side, and returns the reactions of the sides."""
+    tested = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
+    found = {way: sides[way].plant() for way in tested}
+    for way, outcome in found.items():
+        measure.CONSOLE.print(f"{name}: {way}, a planted NaN: {outcome}", highlight=False)
     return found
 
 
@@ -79,14 +80,14 @@ def rows_of(
     said: dict[str, str],
     unable: dict[str, str] | None = None,
 ) -> list[Row]:
-    """Returns a row for each side except the bare one.
+    """Returns a row for each side except the bare side.
 
     Args:
-        heading: the model and how it runs.
-        name: name of the model.
-        found: seconds of each side.
-        said: by side, the outcome of a planted NaN.
-        unable: by side that is missing, the reason.
+        heading: The model and its mode.
+        name: Name of the model.
+        found: Seconds of each side.
+        said: dict from a side to its reaction to a planted NaN.
+        unable: dict from a missing side to the reason. Default None.
     """
     medians = measure.milliseconds(found)
     return [
@@ -139,7 +140,7 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 
 def by_memory() -> list[Row]:
-    """Measures what `FiniteCheck` adds to the peak of a step, and returns a row for each mode."""
+    """Measures the extra peak memory of `FiniteCheck`, and returns a row for each mode."""
     from common import finite_check_keras
 
     name, batch = LARGE
@@ -183,7 +184,7 @@ def main() -> None:
     arguments = options.parse_args()
     measure.equal_threads()
     memory_rows = by_memory()
-    # PyTorch's threads would spin while they wait for each other, which is slow on busy cores.
+    # By default PyTorch's threads spin while they wait, which is slow on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch_models = measure.module("peers.torch_finite_checks", "PyTorch")
     rows = []

@@ -2,9 +2,9 @@
 
     python benchmarks/gradient_growth.py
 
-The model is the first of gradient_moments.py, an MLP 784-512-512-10. The figure is the exponent of
-the batch: the slope of log(time) over log(batch), by least squares. An exponent of 1 is linear
-growth. A loop over the examples that reads the whole batch each time grows faster.
+The model is the first model of gradient_moments.py, an MLP 784-512-512-10. The figure is the
+exponent of the batch: the slope of log(time) over log(batch), by least squares. An exponent of 1 is
+linear growth. A loop over the examples that reads the whole batch each time would grow faster.
 """
 
 from __future__ import annotations

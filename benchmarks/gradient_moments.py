@@ -1,11 +1,12 @@
-"""Time of both moments of per-example gradients over a plain gradient: tfwd and peers.
+"""Time of both moments of per-example gradients, divided by the time of a plain gradient.
 
     python benchmarks/gradient_moments.py [NAME ...]
 
-Peers are BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus, if they are installed
-and support the model. Each peer runs in turn with the plain gradient of its own framework, and is
-compared with it: the caches after one framework's run would slow the first run of the other. A peer
-that needs more than a second for a run is timed once.
+The script compares tfwd with BackPACK (`SumGradSquared`), PyTorch's `torch.func.vmap` and Opacus,
+if they are installed and support the model. Each peer runs in turn with the plain gradient of its
+own framework. Its time is divided by the time of that gradient. The frameworks do not alternate,
+because a run of one framework slows the next run of the other through the processor's caches. A
+peer that needs more than a second for a run is timed once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common import measure
 from common.measure import Row, ratio
 
 MOST_SECONDS = 1.0
-# By name: the model, and the most that both moments may cost.
+# For each name: the model, and the largest ratio of both moments to a plain gradient.
 CASES = {
     "mlp": ("MLP 784-512-512-10, batch 256", 1.3),
     "wide": ("MLP 4 x 1024, batch 256", 1.25),
@@ -34,14 +35,14 @@ PEERS = ("BackPACK", "PyTorch vmap", "Opacus")
 
 
 def once(run: Callable[[], Any]) -> float:
-    """Returns the seconds of a first run."""
+    """Returns the seconds of one run."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float | str]:
-    """Returns the time of each peer over `plain`, or "cannot" for a peer that failed."""
+    """Returns the ratio of each peer's time to `plain`, or "cannot" for a peer that failed."""
     quick, slow = {"plain": runs["plain"]}, {}
     found: dict[str, float | str] = {}
     for peer in [name for name in runs if name != "plain"]:
@@ -87,7 +88,7 @@ def main() -> None:
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in CASES]
     if unknown:
-        options.error(f"there is no case {', '.join(unknown)}; give some of {', '.join(CASES)}")
+        options.error(f"unknown case {', '.join(unknown)}: give some of {', '.join(CASES)}")
     torch_moments = measure.module("peers.torch_moments", "PyTorch")
     measure.equal_threads()
     import keras

@@ -1,12 +1,12 @@
-"""Weight dropout in place, beside a new model, plain Keras and a naive layer.
+"""Weight dropout in place, compared with a new model, plain Keras and a naive layer.
 
     python benchmarks/in_place.py
 
 The models are MobileNetV2 with every kernel dropped, and an encoder of twelve BERT layers made of
 Keras layers, with every kernel and its embedding dropped. `tfwd.parametrize` changes the model in
-place, or returns a new model. The naive layer applies TensorFlow's dropout to each kernel, which
-backward keeps. The first step and the memory of a step are measured in a process for each side.
-Steps run in turn in one process.
+place, or returns a new model. The naive layer applies TensorFlow's dropout to each kernel, and
+backward stores the dropped kernel. The first step and the memory of a step are measured in a
+separate process for each side. For the time of a step, all sides run in turn in one process.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def _naive(layer: Any) -> Any:
 
 
 def first(name: str, side: str) -> Callable[[], list[float]]:
-    """Returns a function that measures a side in its own process.
+    """Returns a function that measures a side in a child process.
 
-    Its result has the seconds of `tfwd.parametrize`, the seconds of the first step, and the bytes
-    of later steps.
+    It returns the seconds of `tfwd.parametrize`, the seconds of the first step, and the bytes of
+    later steps.
     """
 
     def run() -> list[float]:
@@ -85,9 +85,9 @@ def rows_of(
     """Returns the rows of a model.
 
     Args:
-        name: name of the model.
-        runs: by side, the results of `first`.
-        steps: by side, the seconds of a step in each round.
+        name: Name of the model.
+        runs: dict from a side to the results of `first`.
+        steps: dict from a side to the seconds of a step in each round.
     """
     title, rows = TITLES[name], []
     times = {
@@ -118,7 +118,7 @@ def main() -> None:
     preload = ("tensorflow", "keras", "tfwd.layers", "common.many_layers_models")
     found: dict[str, dict[str, list]] = {n: {s: [] for s in SIDES} for n in flags.models}
     for turn in range(flags.rounds):
-        # The other direction in each second round.
+        # Every second round has the reverse order.
         cases = [(name, side) for name in flags.models for side in SIDES][:: (-1) ** turn]
         configurations = {f"{name}, {side}, round {turn + 1}": (name, side) for name, side in cases}
         results = peak_memory.in_children(

@@ -2,8 +2,8 @@
 
     python benchmarks/known_models.py
 
-MobileNetV2 with every kernel dropped, an encoder of twelve BERT layers made of Keras layers, and a
-stack of LSTMs. They are measured as many_layers.py measures chains of Dense layers.
+The models are MobileNetV2 with every kernel dropped, an encoder of twelve BERT layers made of Keras
+layers, and a stack of LSTMs. The measurement is the same as in many_layers.py.
 """
 
 from __future__ import annotations

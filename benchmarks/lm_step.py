@@ -1,13 +1,13 @@
-"""A whole training step of the AWD-LSTM of published size: tokens per second, against PyTorch.
+"""A full training step of the AWD-LSTM of published size, in tokens per second: tfwd and PyTorch.
 
     python benchmarks/lm_step.py
 
-The model and the step of `tfwd-train --config=awd_lstm_ptb`: 24 million weights, 10,000
+The model and the step are from `tfwd-train --config=awd_lstm_ptb`: 24 million weights, 10,000
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
-side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, both
-sides must have equally many weights (without PyTorch's second biases), and begin with the loss of
-guessing, ln(words). The third side makes the step's matrix products only
-(common/matrix_products.py).
+side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, the
+script checks that both sides have the same number of weights, without PyTorch's second biases. It
+also checks that the first loss is the loss of guessing, ln(words). The third side computes only the
+matrix products of the step (common/matrix_products.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def quickstart_words(config: Any) -> int:
 
 
 def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """Returns the training step of `tfwd.lm`, as `torch_lm.train_step` does."""
+    """Returns the step of `tfwd.lm` and the number of weights, as `torch_lm.train_step` does."""
     import tensorflow as tf
 
     from tfwd.lm.model import make_model
@@ -67,7 +67,7 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
-    """Returns a function that makes a step's matrix products: of each LSTM and of the softmax."""
+    """Returns a function that computes the matrix products of the LSTMs and of the softmax."""
     from common import matrix_products
 
     data, model = config.data, config.model
@@ -84,12 +84,15 @@ def only_products(config: Any, words: int) -> Callable[[], None]:
 def check(name: str, loss: float, words: int) -> None:
     """Checks that the first loss is the loss of an untrained model, which guesses."""
     if abs(loss - math.log(words)) > 0.1:
-        raise AssertionError(f"{name}: the first loss is {loss:.3f}, not ln {words}")
+        raise AssertionError(
+            f"{name}: the first loss is {loss:.3f}; expected ln {words} = {math.log(words):.3f}, "
+            "the loss of an untrained model. Check the model's initial weights"
+        )
 
 
 def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, dict]:
-    """Times the steps of both sides, and returns their seconds and common facts."""
-    # At the full learning rate the first step would change the loss of guessing at once.
+    """Times the steps of all sides. Returns the seconds, and facts for the JSON line."""
+    # At the full learning rate, the first step would already change the loss of guessing.
     config.optimizer.learning_rate *= 1e-2
     shape, draw = (config.data.batch_size, config.data.window), np.random.default_rng(0)
     ids = draw.integers(words, size=(2, *shape), dtype=np.int32)
@@ -102,8 +105,11 @@ def compare(name: str, config: Any, words: int, seconds: float) -> tuple[dict, d
         theirs, count = torch_lm.train_step(config, words)
         facts |= {"PyTorch_weights": count, "PyTorch_first_loss": theirs(*ids)}
         check("PyTorch", facts["PyTorch_first_loss"], words)
-        if count - weights != 4 * sum(config.model.hidden_units):
-            raise AssertionError(f"{name}: {weights} weights here, {count} in PyTorch")
+        if count - weights != (more := 4 * sum(config.model.hidden_units)):
+            raise AssertionError(
+                f"{name}: tfwd's model has {weights} weights and PyTorch's model has {count}; "
+                f"expected {more} more in PyTorch, its second biases. Compare the two models"
+            )
         sides["PyTorch"] = theirs
     candidates = {side: lambda run=run: run(*ids) for side, run in sides.items()}
     candidates[PRODUCTS] = only_products(config, words)

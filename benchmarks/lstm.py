@@ -1,14 +1,15 @@
-"""Time of an LSTM with weight dropout, forward and backward, against Keras's and PyTorch's.
+"""Time of an LSTM with weight dropout, forward and backward: tfwd, Keras and PyTorch.
 
     python benchmarks/lstm.py
 
 Each side computes the output and the gradients of the input and of all weights. tfwd and PyTorch
-draw a mask on the recurrent kernel in every run. Keras cannot, so it gets a dropped kernel.
+draw a mask for the recurrent kernel in every run. Keras's LSTM cannot draw it, so its kernel is
+dropped once before.
 
-Two measurements give the largest possible speed-up over Keras. `products alone` makes only the
+Two measurements give the largest possible speed-up over Keras. `products alone` computes only the
 matrix products that an LSTM with a gradient needs, in the same order. `operations alone` is tfwd's
-LSTM on a batch of 1 with 8 units: it computes almost nothing, and starts as many operations as the
-real LSTM. The same with 1 step is the cost of a call, which the products include already.
+LSTM on a batch of 1 with 8 units. It computes almost nothing, and starts as many operations as the
+real LSTM. The same LSTM with 1 step gives the cost of a call, which the products already include.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ RATE = 0.5
 SIZES = {"small": (35, 20, 200, 200), "large": (70, 20, 400, 1150)}
 KERAS, TORCH, PRODUCTS = "keras.layers.LSTM", "torch.nn.LSTM", "products alone"
 OPERATIONS, CALL = "operations alone", "a call"
-# How many times faster than the peer.
+# Goals: how many times faster than each peer.
 LIMITS = {"small": {KERAS: 1.6, TORCH: 1.0}, "large": {KERAS: 3.0, TORCH: 1.1}}
 
 
 def by_tensorflow(
     layer: keras.layers.LSTM, x: np.ndarray, upstream: np.ndarray, dropped: bool
 ) -> Callable[[], None]:
-    """Returns a run of a Keras layer, with a dropped recurrent kernel if `dropped`.
+    """Returns a run of a Keras layer.
 
     Args:
-        layer: not built yet; returns sequences.
-        x: the input, `[time, batch, input]`.
-        upstream: the gradient of the output, `[time, batch, units]`.
-        dropped: whether the kernel is dropped beforehand, once.
+        layer: Layer that is not built yet. It must return sequences.
+        x: Input, `[time, batch, input]`.
+        upstream: Gradient of the output, `[time, batch, units]`.
+        dropped: bool. Drops the recurrent kernel once before the runs.
     """
     import keras
     import tensorflow as tf
@@ -55,7 +56,7 @@ def by_tensorflow(
         weights[1] = tf.nn.dropout(weights[1], RATE)
         scope = keras.StatelessScope(list(zip(layer.trainable_variables, weights, strict=True)))
 
-    # The time is left open, as in training on windows of random lengths.
+    # The number of time steps is not static, as in training on windows of random lengths.
     @tf.function(
         input_signature=[tf.TensorSpec([a.shape[0], None, a.shape[2]]) for a in (sequences, given)]
     )
@@ -63,7 +64,7 @@ def by_tensorflow(
         with tf.GradientTape() as tape, scope:
             tape.watch([sequences, *weights])
             y = layer(sequences, training=True)
-        # The output is a result too, or a layer that computes it again in backward would save that.
+        # The output is returned, because a layer that recomputes it in backward could omit it.
         return [y, *tape.gradient(y, [sequences, *weights], output_gradients=given)]
 
     def run() -> None:

@@ -2,11 +2,12 @@
 
     python benchmarks/many_layers.py
 
-Chains of Dense layers, 100 of width 16 and 20 of width 768: by tfwd, naively (ten lines that a user
-would write around TensorFlow's stateless dropout), without dropout, and by PyTorch's `parametrize`.
-Each side has a process of its own, since traced and compiled functions serve the next model too.
-Processes run one after the other, in rounds. known_models.py does the same for MobileNetV2, BERT
-and a stack of LSTMs. many_layers_growth.py measures how the costs grow with the number of layers.
+The models are chains of Dense layers: 100 layers of width 16, and 20 layers of width 768. There are
+four sides: tfwd, a naive layer, no dropout, and PyTorch's `parametrize`. The naive layer is ten
+lines that a user would write around TensorFlow's stateless dropout. Each side runs in a separate
+process, because the next model would reuse traced and compiled functions. Processes run one after
+the other, in rounds. known_models.py does the same for MobileNetV2, BERT and a stack of LSTMs.
+many_layers_growth.py measures the growth of the costs with the number of layers.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/many_layers_growth.py
 
-`tfwd.parametrize`, the first training step, a step, `save`, `load_model`, `tfwd.unwrap` and the
-first `gradients.moments` are measured, and also for the plain model where it has them. Each
-chain has a process of its own. An exponent of 1 is linear growth: twice the layers, twice the cost.
+The script measures `tfwd.parametrize`, the first training step, a step, `save`, `load_model`,
+`tfwd.unwrap` and the first `gradients.moments`. The steps, `save` and `load_model` are also
+measured for the plain model. Each chain runs in a separate process. An exponent of 1 is linear
+growth: twice the layers, twice the cost.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from common import many_layers_measurements, measure
 from common.measure import Row
 
 LAYERS = (50, 100, 200, 400)
-# So small, with orthogonal kernels, that a signal passes through 400 layers. Without a gradient
-# `squared_mean` would check three times whether examples depend on each other.
+# So small that a signal passes through 400 layers with orthogonal kernels. Without a gradient,
+# `gradients.moments` would check three times whether examples depend on each other.
 RATE = 0.01
 COSTS = ("parametrize", "first step", "step", "save", "load_model", "unwrap", "moments")
 # Exponent of linear growth, plus the error of the measurement.
@@ -28,7 +29,7 @@ AT_MOST = 1.15
 
 
 def child(layers: int) -> dict[str, dict[str, float]]:
-    """Returns the seconds of each cost for a chain, by tfwd and of the plain model."""
+    """Returns the seconds of each cost for a chain, with tfwd and for the plain model."""
     measure.equal_threads()
     import keras
     import numpy as np

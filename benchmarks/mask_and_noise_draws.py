@@ -2,9 +2,9 @@
 
     python benchmarks/mask_and_noise_draws.py
 
-Each side takes a weight and returns the perturbed weight, as inside a training step. The sides are
+Each side takes a weight and returns the effective weight, as inside a training step. The sides are
 `tfwd.parametrizations`, TensorFlow's stateless operations, and PyTorch's operations, which are not
-functions of a seed. `copy` writes twice the weight, which is the least work for any side.
+functions of a seed. `copy` computes `weight + weight`, which is the smallest possible work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHAPES = {
     "recurrent kernel of an LSTM of 200": (200, 800),
 }
 RATE, STDDEV = 0.5, 0.01
-# For fewer entries a call takes longer than the draw, on each side.
+# With fewer entries, the fixed cost of a call is larger than the cost of the draw, on each side.
 LARGE = 1_000_000
 
 

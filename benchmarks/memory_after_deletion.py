@@ -2,9 +2,10 @@
 
     python benchmarks/memory_after_deletion.py
 
-Each model has 18 MB of weights and is fitted for three steps; `del`, `clear_session` and a garbage
-collection follow. The figure is the growth of the process from the second model to the last, in
-plain Keras and with weight dropout, each in a process of its own. docs/memory.md explains it.
+Each model has 18 MB of weights and is fitted for three steps. Then it is deleted with `del`,
+`clear_session` and a garbage collection. The figure is the growth of the process from the second
+model to the last model. Plain Keras and weight dropout are measured in separate processes.
+docs/memory.md explains the figure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WAYS = ("plain", "plain, released", "wrapped")
 
 
 def grow(way: str, models: int) -> Callable[[], list[float]]:
-    """Returns a function that makes the models and returns the growth in MiB; for a child."""
+    """Returns a function that makes the models and returns the growth in MiB, in a child."""
     measure.equal_threads()
     import keras
     import tensorflow as tf

@@ -1,11 +1,11 @@
-"""Memory in the course of a training step: the picture of docs/recompute.md.
+"""Memory over time in a training step: the plot of docs/recompute.md.
 
     python benchmarks/memory_over_a_step.py
 
-Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way has a process of its own (see
-common/peak_memory.py). A thread reads the resident set every millisecond. step_memory.py compares
-the peaks. This script shows when the peaks occur, and why: stored weights pile up layer by layer in
-forward.
+The model has twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way runs in a
+separate process (see common/peak_memory.py). A thread reads the resident set every millisecond.
+step_memory.py compares the peaks. This script shows when the peaks occur: the stored weights add up
+layer by layer in forward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ PAGE = 4096
 
 
 def watched(way: str) -> object:
-    """Returns a function that runs a step and samples `[seconds, bytes]` above the level before."""
+    """Returns a function that runs a step and samples `[share of the step, bytes]`.
+
+    The bytes are above the level before the step.
+    """
     measure.equal_threads()
     from common import workloads
 
@@ -47,13 +50,13 @@ def watched(way: str) -> object:
         samples: list[tuple[float, int]] = []
         done = threading.Event()
 
-        def look() -> None:
+        def sample() -> None:
             while not done.is_set():
                 samples.append((time.perf_counter(), int(STATM.read_text().split()[1]) * PAGE))
                 time.sleep(0.001)
 
         peak_memory.give_back()
-        watcher = threading.Thread(target=look)
+        watcher = threading.Thread(target=sample)
         watcher.start()
         time.sleep(0.02)
         begin = time.perf_counter()
@@ -70,7 +73,7 @@ def watched(way: str) -> object:
 
 
 def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """Draws the picture."""
+    """Draws the plot."""
     figure, axes = plt.subplots(figsize=(7, 3.8), layout="constrained")
     for name, samples in curves.items():
         at, held = np.array(samples).T
@@ -89,7 +92,7 @@ def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measures, draws, and reports the highest points."""
+    """Measures, draws, and reports the peaks."""
     options = measure.parser(__doc__)
     root = Path(__file__).resolve().parents[1]
     options.add_argument(

@@ -1,15 +1,15 @@
-"""A fine-tuning step, and Mixout on all kernels over the plain step: tfwd and PyTorch.
+"""A fine-tuning step with Mixout on all kernels, compared with the plain step: tfwd and PyTorch.
 
     python benchmarks/mixout.py
 
-Time is the time of a whole step with Adam, of BERT in MiniLM's shape (6 layers of 384) at 32 texts
-of 64 positions. PyTorch's way is the way of Mixout's authors: each linear layer mixes its weight in
-each call, and keeps the mask until backward. The plain step is compared with PyTorch's and
-keras-hub's plain steps too.
+Time is the time of a full step with Adam. The model is BERT in MiniLM's shape (6 layers of 384),
+with 32 texts of 64 positions. PyTorch's side uses the code of Mixout's authors: each linear layer
+mixes its weight in each call, and stores the mask until backward. tfwd's plain step is also
+compared with the plain steps of PyTorch and keras-hub.
 
-Memory is the most that the process holds within a step, over the plain step, in copies of the mixed
+Memory is the peak of the process within a step, above the plain step, in copies of the mixed
 weights. The model has BERT-base's shape (12 layers of 768), with 8 texts of 64 positions. Each side
-has a process of its own (see common/peak_memory.py).
+runs in a separate process (see common/peak_memory.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIME, MEMORY = 1.15, 1.05
 
 
 def mixed_bytes(sizes: bert.Sizes) -> int:
-    """Returns the bytes of the kernels: four of attention and two beside it, in each layer."""
+    """Returns the bytes of the kernels: four of attention and two of Dense layers, per layer."""
     return sizes.layers * (4 * sizes.width * sizes.width + 2 * sizes.width * sizes.wide) * 4
 
 
@@ -129,7 +129,7 @@ SIDES = {"tfwd": ours, "PyTorch": torch}
 
 
 def held(side: str, way: str) -> Callable[[], list[int]]:
-    """Returns a function that measures the peak of each of three steps, in bytes; for a child."""
+    """Returns a function that measures the peaks of three steps in bytes, in a child process."""
     measure.equal_threads()
     step = SIDES[side](way, *LARGE)
 

@@ -2,12 +2,12 @@
 
     python benchmarks/optimizers.py
 
-tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The others are the same
-optimizers alone and with their own decay, and the AdamW of PyTorch (foreach) and of Optax (jitted,
-donated). Gradients are fixed, and each side has weights of its own.
+tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The other sides are the same
+optimizers without decay and with their own decay, PyTorch's AdamW (foreach) and Optax's adamw
+(jitted, donated). Gradients are fixed, and each side has its own weights.
 
-The gradient of an embedding of 10,000 words is sparse: 1,400 rows, with frequent words repeated.
-One side adds up the repeated rows, the other does not.
+The gradient of an embedding of 10,000 words is sparse. It has 1,400 rows. Rows of frequent words
+are repeated. One side sums the repeated rows. The other side does not sum them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES: list[tuple[int, ...]] = [
     (10_000,),
 ]
 RATE, DECAY = 1e-3, 1.2e-6
-# By group: our side, the other side, and the most that our time may be over the other time.
+# For each group: our side, the other side, and the largest ratio of the two times.
 RATIOS = {
     "SGD": [
         ("SGD, wrapped", "SGD alone", 1.25),
@@ -51,7 +51,7 @@ TABLE, WORDS = (10_000, 400), 1400
 
 
 def arrays(seed: int) -> list[np.ndarray]:
-    """Returns normal numbers in all the shapes, the same each time."""
+    """Returns arrays of normal numbers in all the shapes, the same in each call."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -166,7 +166,7 @@ def candidates(inner: str) -> dict[str, Callable[[], Any]]:
 
 
 def weights(inner: str) -> str:
-    """Names the weights that a group's sides update."""
+    """Returns a text for the weights that a group's sides update."""
     return "an embedding of 4 M" if inner.endswith(" of rows") else "24 M weights"
 
 

@@ -1,4 +1,4 @@
-"""A step with a mask for each example (DropConnect as published), over the naive batch of kernels.
+"""A step with a mask for each example (DropConnect), compared with a naive batch of kernels.
 
     python benchmarks/per_example_masks.py [--cases mlp positions ...] [--seconds 30]
 
@@ -10,9 +10,9 @@ Each case is a chain of Dense layers on a batch. Its kernels are dropped in four
 - one mask: `WeightDropout`, with one mask for the batch;
 - plain: without dropout.
 
-Time is the time of a training step with plain SGD. Memory is the most that the process holds within
-a step above the plain step, as a share of the bytes of one copy of all kernels for each example.
-Each way has a process of its own for the memory (see common/peak_memory.py).
+Time is the time of a training step with plain SGD. Memory is the peak of the process within a step,
+above the plain step. It is a share of the bytes of one copy of all kernels for each example. For
+the memory, each way runs in a separate process (see common/peak_memory.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Case(NamedTuple):
     """A chain of Dense layers.
 
     Attributes:
-        title: the case in words.
-        widths: number of features before the first layer, and after each layer.
-        batch: number of examples, and positions in each if there is more than one axis.
-        time: goal for the time over naive, or None.
-        memory: goal for the memory as a share of the copies, or None.
+        title: The case in words.
+        widths: Number of features before the first layer, and after each layer.
+        batch: Number of examples. A second number is the number of positions in each example.
+        time: Goal for the ratio of the time to naive. Default None, for no goal.
+        memory: Goal for the memory as a share of the copies. Default None, for no goal.
     """
 
     title: str
@@ -117,7 +117,7 @@ def by_time(name: str, seconds: float) -> list[Row]:
 
 
 def by_memory(names: list[str]) -> list[Row]:
-    """Measures the memory of the cases, and returns a row for each."""
+    """Measures the memory of the cases, and returns a row for each case."""
     names = [name for name in names if CASES[name].memory is not None]
     ways = (TFWD, NAIVE, PLAIN)
     configurations = {f"{name}: {way}": (CASES[name], way) for name in names for way in ways}

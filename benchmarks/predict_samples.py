@@ -1,10 +1,10 @@
-"""Monte Carlo predictions: `predict_samples` beside a loop of `model(x, training=True)`.
+"""Monte Carlo predictions: `predict_samples` and a loop of `model(x, training=True)`.
 
     python benchmarks/predict_samples.py
 
 All sides compute mean and standard deviation of 20 predictions with weight dropout, on one batch.
-A user writes the loop in eager mode, or around a `tf.function`. The loop keeps all predictions and
-moves the training-call counters on. In MobileNetV2 it also normalizes with the statistics of the
+A user writes the loop in eager mode, or around a `tf.function`. The loop stores all predictions and
+increases the training-call counters. In MobileNetV2 it also normalizes with the statistics of the
 batch, and changes the moving statistics. The first call of `predict_samples`, which traces the
 model, is measured once.
 """
@@ -25,7 +25,7 @@ TRACED = "the loop, traced"
 
 
 def kinds() -> dict[str, Callable[[], tuple[Any, tuple[int, ...]]]]:
-    """Returns by name a function that makes a plain model and the shape of its input."""
+    """Returns a dict from a name to a function that returns a plain model and its input shape."""
     import keras
 
     def dense() -> tuple[Any, tuple[int, ...]]:
@@ -47,7 +47,7 @@ def kinds() -> dict[str, Callable[[], tuple[Any, tuple[int, ...]]]]:
 
 
 def sides(model: Any, x: Any) -> dict[str, Callable[[], Any]]:
-    """Returns by name a function that computes mean and standard deviation."""
+    """Returns a dict from a name to a function that computes mean and standard deviation."""
     import numpy as np
     import tensorflow as tf
 

@@ -3,19 +3,19 @@
     python benchmarks/pretrained_load.py
 
 The weights are random, in BERT-large's shapes (1.25 GiB), in one file and in five shards. tfwd,
-Hugging Face's transformers (PyTorch) and keras-hub's converter make the model and fill it. The
-`load_file` of safetensors returns arrays and no model.
+Hugging Face's transformers (PyTorch) and keras-hub's converter create the model and load its
+weights. `load_file` of safetensors returns only arrays.
 
-Each weight is summed once after it is loaded, since transformers maps the file and reads it only
+Each weight is summed once after it is loaded, because transformers maps the file and reads it only
 when weights are used.
 
-Memory is the peak of a call in a process of its own, minus the bytes of the weights (see
+Memory is the peak of a call in a separate process, minus the bytes of the weights (see
 common/peak_memory.py). Pages of a mapped file count as long as they stay in the process. Times are
 CPU times of calls in turn in one process, with the file in the system's cache. CPU time depends
 less on other programs on the machine.
 
-The growth of the time with the layers is measured on narrow layers, where names cost more than
-numbers. Compiled regular expressions are deleted before each call, as before a first call.
+The growth of the time with the layers is measured on narrow layers. Their names take more time than
+their numbers. Compiled regular expressions are deleted before each call, as before a first call.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def write(folder: Path, files: int, config: Mapping[str, Any] = CONFIG) -> int:
 
 
 def ours(folder: str) -> Callable[[], Any]:
-    """Returns a call that makes a model by `from_pretrained`."""
+    """Returns a call that creates a model with `from_pretrained`."""
     measure.equal_threads()
     from tfwd.layers import transformer
 
@@ -191,19 +191,19 @@ PRELOAD = ("tensorflow", "keras", "tfwd.layers.transformer")
 
 
 def once(way: str, folder: str) -> Callable[[], list[int]]:
-    """Returns a function that measures the peak of the first call; for a child."""
+    """Returns a function that measures the peak of the first call, in a child process."""
     call = SIDES[way](folder)
-    kept: list[Any] = []  # keeps the model, as a user does
+    kept: list[Any] = []  # holds the model, as a user's program does
     return lambda: peak_memory.peaks(lambda: kept.append(call()), 1, warmup=0)
 
 
 def above(found: Any, size: int) -> float | str:
-    """Returns the MiB of a peak above the weights, or a text that says why there is no figure."""
+    """Returns the MiB of a peak above the weights, or a text with the reason if it is missing."""
     return found if isinstance(found, str) else (found[0] - size) / MIB
 
 
 def by_memory(folders: dict[str, str], size: int) -> list[Row]:
-    """Measures the peaks above the weights, and returns them over the largest tensor and 64 MiB."""
+    """Measures the peaks above the weights. The ratio is to the largest tensor plus 64 MiB."""
     # keras-hub's converter does not read shards from a disk.
     cases = {
         (way, files): (way, folder)
@@ -296,7 +296,7 @@ def by_layers(place: Path, seconds: float) -> list[Row]:
 
 
 def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
-    """Returns the call without compiled regular expressions, as if it were the first call."""
+    """Returns a call that first deletes compiled regular expressions, as before a first call."""
 
     def run() -> None:
         re.purge()
@@ -306,7 +306,7 @@ def _forgotten(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _freed(call: Callable[[], Any]) -> Callable[[], None]:
-    """Returns the call with a garbage collection after it."""
+    """Returns a call that collects garbage afterwards."""
 
     def run() -> None:
         call()

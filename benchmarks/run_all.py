@@ -1,4 +1,4 @@
-"""Runs every benchmark and writes the results' page: `make bench`.
+"""Runs every benchmark and writes the page of results: `make bench`.
 
     python benchmarks/run_all.py
     python benchmarks/run_all.py NAME ... [--out page.md]
@@ -7,9 +7,10 @@ A benchmark is a script in this folder. It may print anything, and ends with one
 
     {"benchmark": NAME, "rows": [...], more ...}
 
-The rows have the form of `measure.Row.to_json`. The JSON of a script without rows is shown as it
-is. Plots are the PNG files that the scripts write into `plots/`. A script that fails or takes too
-long is reported, and the others still run. The exit status is 1 if a script failed.
+The rows have the format of `measure.Row.to_json`. If a script has no rows, its JSON is shown
+unchanged. Plots are the PNG files that the scripts write into `plots/`. A script that fails or
+takes too long is reported, and all other scripts still run. The exit status is 1 if a script
+failed.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.md"
 PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "torch", "transformers", "jax", "optax")
 ALLOWED = 120.0  # seconds that a script may take
-LIMIT = 300.0  # seconds after which it is stopped
+LIMIT = 300.0  # seconds after which a script is stopped
 
 
 @dataclasses.dataclass
 class Outcome:
-    """The end of one script.
+    """The outcome of one script.
 
     Attributes:
-        name: name of the script.
-        seconds: duration of the script.
-        line: the script's JSON line, or None.
-        problem: the error, or an empty text.
+        name: Name of the script.
+        seconds: Duration of the script.
+        line: The script's JSON line, or None.
+        problem: The error, or an empty text.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Outcome:
 
     @property
     def rows(self) -> list[Row]:
-        """Returns the script's rows; none without a JSON line."""
+        """The script's rows. The list is empty without a JSON line."""
         return [Row.from_json(row) for row in (self.line or {}).get("rows", [])]
 
 
@@ -97,12 +98,12 @@ def last_json(text: str) -> dict[str, Any] | None:
 
 
 def markdown(outcomes: Sequence[Outcome], plots: Sequence[Path], out: Path) -> str:
-    """Returns the text of the results' page.
+    """Returns the text of the page of results.
 
     Args:
-        outcomes: the ends of the scripts.
+        outcomes: Outcomes of the scripts.
         plots: PNG files.
-        out: path of the page. The links to the plots are relative to its folder.
+        out: Path of the page. The links to the plots are relative to its folder.
     """
     parts = ["# Benchmarks", "", f"`make bench` wrote this page. {machine()}.", ""]
     parts += [
@@ -180,8 +181,8 @@ def main() -> int:
     chosen = options.parse_args()
     unknown = [name for name in chosen.names if name not in there]
     if unknown:
-        options.error(f"there is no script {', '.join(unknown)}; give some of {', '.join(there)}")
-    # A run of a few scripts does not replace the page of a whole run, unless `--out` names it.
+        options.error(f"unknown script {', '.join(unknown)}: give some of {', '.join(there)}")
+    # A run of some scripts does not replace the page of all scripts, unless `--out` names the page.
     out = chosen.out or (None if chosen.names else RESULTS)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +192,7 @@ def main() -> int:
         outcomes.append(run(there[name], chosen.limit))
         if outcomes[-1].problem:
             measure.CONSOLE.print(f"{name}: {outcomes[-1].problem}", style="red")
-        # Writes the page after each script, so that a stopped run leaves its results.
+        # The page is written after each script, so that a stopped run has its results.
         page = markdown(outcomes, sorted((FOLDER / "plots").glob("*.png")), out or RESULTS)
         if out:
             out.write_text(page, encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Sizes from which a weight is worth the compiled loop, and worth drawing again in backward.
+"""Weight sizes from which the compiled loop, and a second draw in backward, are faster.
 
     python benchmarks/small_weight_thresholds.py
 
 A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
 compiled loop draws the mask (`tfwd._random.masks_and_normals`). The effective weight is stored for
-backward or drawn again (`tfwd._graph.recompute`). tfwd uses the first way below
-`masks_and_normals.SMALL`, and the last from there on.
+backward or drawn again (`tfwd._graph.recompute`). tfwd uses the first way for weights with fewer
+than `masks_and_normals.SMALL` entries, and the last way for all other weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common import measure
 from common.measure import Row, ratio
 
 WIDTHS = (64, 128, 181, 256, 512)
-# By name: whether one operation draws masks, and whether effective weights are drawn again.
+# For each name: True if one operation draws masks, and True if effective weights are drawn again.
 WAYS = {
     "operation, kept": (True, False),
     "operation, again": (True, True),
@@ -28,7 +28,7 @@ WAYS = {
 
 
 def make(width: int, way: str) -> Callable[[], Any]:
-    """Returns the training step, traced."""
+    """Returns the traced training step."""
     from common.many_layers_models import dense
 
     from tfwd._random import masks_and_normals

@@ -1,10 +1,10 @@
-"""Peak memory of a training step with perturbed weights, above the same step without.
+"""Peak memory of a training step with weight dropout or noise, above the same step without it.
 
     python benchmarks/step_memory.py
 
-Twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each configuration is measured in a
-process of its own (see common/peak_memory.py). The figure is a share of the bytes of all perturbed
-weights: 1.00 is a second copy of the model.
+The model has twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each configuration is
+measured in a separate process (see common/peak_memory.py). The figure is a share of the bytes of
+all parametrized weights: 1.00 is a second copy of the model.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ def main() -> None:
         for ours, title in names:
             rows += memory_above_plain_step.rows(ours, title, share[ours], peers, limit)
     if not rows:
-        raise RuntimeError("no configuration could be measured")
+        raise RuntimeError(
+            "no configuration could be measured: see the errors of the child processes above"
+        )
     levels = {way: memory_above_plain_step.shown(_of_all(peaks)) for way, peaks in found.items()}
     measure.report("step_memory", rows, method=peak_memory.method(), peak_share=levels)
 
 
 def _of_all(peaks: list[int] | str) -> Spread | str:
-    """Returns a peak itself, not above another, as a share of the weights."""
+    """Returns peaks as shares of the weights, without subtracting the peak of another side."""
     return peaks if isinstance(peaks, str) else Spread.of([value / BYTES for value in peaks])
 
 

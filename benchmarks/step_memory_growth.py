@@ -17,7 +17,7 @@ from common import doubled_sizes, measure, peak_memory, plots
 
 
 def sweep(axis: str, way: str) -> Callable[[], list[float]]:
-    """Returns a function that measures the peaks of all points of an axis, in MiB; for a child."""
+    """Returns a function that measures the peaks of all points of an axis in MiB, in a child."""
     if way != "PyTorch":
         measure.equal_threads()
 

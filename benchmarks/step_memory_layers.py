@@ -2,8 +2,8 @@
 
     python benchmarks/step_memory_layers.py [--kinds conv gru ...]
 
-The same as step_memory.py for convolutions, einsums, embeddings and attention, and for layers
-without a rule: a GRU and a custom layer.
+The script does the same as step_memory.py, for convolutions, einsums, embeddings and attention. It
+also measures layers without a rule: a GRU and a custom layer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIMITS = {
     "gru": 0.25,
     "user": 0.25,
 }
-# Bytes of the perturbed weights: number of layers times bytes in each.
+# Bytes of the parametrized weights: number of layers times bytes per layer.
 SIZES = {
     "conv": 8 * 9 * 512 * 512 * 4,
     "einsum": 8 * 2048 * 2048 * 4,
@@ -54,7 +54,7 @@ def main() -> None:
         title = f"dropout, {workloads.KINDS[kind].title}"
         rows += memory_above_plain_step.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
-        raise RuntimeError("no kind could be measured")
+        raise RuntimeError("no kind could be measured: see the errors of the child processes above")
     measure.report("step_memory_layers", rows, method=peak_memory.method())
 
 

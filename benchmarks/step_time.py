@@ -1,10 +1,10 @@
-"""Time of a training step with perturbed weights, over the naive step that keeps its masks.
+"""Time of a training step with weight dropout or noise, divided by the time of a naive step.
 
     python benchmarks/step_time.py
 
-The step of step_memory.py, twelve Dense layers of 3072 x 3072 with relu. Naive is TensorFlow's
-`tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` on the weight, in a custom
-layer. It keeps the masks and the perturbed weights for backward.
+The step is the step of step_memory.py: twelve Dense layers of 3072 x 3072 with relu. The naive step
+applies TensorFlow's `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` to the
+weight in a custom layer. It stores the masks and the effective weights for backward.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/step_time_growth.py
 
-A stack of Dense layers and an LSTM, with weight dropout by tfwd, naively, and without; the LSTM by
-PyTorch too. An exponent of 1 means twice the cost for twice the size. step_memory_growth.py does
-the same for memory.
+The models are a stack of Dense layers and an LSTM. They run with tfwd's weight dropout, with naive
+weight dropout, and without dropout. The LSTM also runs in PyTorch. An exponent of 1 means twice the
+cost for twice the size. step_memory_growth.py does the same for memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time of a training step with weight dropout over the naive step, for each kind of layer.
+"""Time of a training step with weight dropout, divided by the naive step, for each kind of layer.
 
     python benchmarks/step_time_layers.py [--kinds conv gru ...]
 
-The same as step_time.py for the layers of step_memory_layers.py. A layer without a rule runs again
-in backward, so its time has no goal.
+The script does the same as step_time.py, for the layers of step_memory_layers.py. A layer without a
+rule runs again in backward, so its time has no goal.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python benchmarks/sweep_memory.py
 
-Thirty trials of tfwd-tune run in one process, each with a new model of some megabytes of weights,
-moments and functions. The resident set of the process is read after each trial. The first trials
-fill pools that stay, and sometimes the allocator takes one more block. So growth is the median of
-the slopes between each two of the last twenty trials (Theil and Sen), with the quartiles. A leaked
-model would add at least its weights and moments. The figure is the growth per trial, as a share of
-their bytes.
+Thirty trials of tfwd-tune run in one process. Each trial has a new model with some megabytes of
+weights, moments and functions. The resident set of the process is read after each trial. The first
+trials fill pools that stay allocated, and sometimes the allocator takes one more block. So growth
+is the median of the slopes between each two of the last twenty trials (Theil and Sen), with the
+quartiles. A leaked model would add at least its weights and moments. The figure is the growth per
+trial, as a share of the bytes of weights and moments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common import measure
 from common.measure import Row, Spread
 
 ROOT = Path(__file__).resolve().parent.parent
-LAST = 20  # number of last trials that the growth is computed from
+LAST = 20  # the growth is computed from this number of last trials
 MIB = 1 << 20
 SWEEP = """
 from tfwd.lm.sweeps import Float, Sweep
@@ -77,7 +77,7 @@ def run(tuner: Any, trials: int) -> tuple[list[float], float]:
         tune.main(parse(["tfwd-tune", *flags], tune.define, schema=PROGRAM.schema))
         files = Path(folder).glob("sweep/*/run-0/best/*/tensors*")
         saved = sum(path.stat().st_size for path in files)
-    # The files hold the weights; Adam holds two moments of each besides.
+    # The files have the weights. Adam has two moments of each weight in addition.
     return readings, 3 * saved / trials / MIB
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     options.add_argument("--trials", type=int, default=30, help="number of trials, at least 3")
     trials = options.parse_args().trials
     if trials < 3:
-        options.error(f"--trials={trials}: give at least 3, which the growth needs")
+        options.error(f"--trials={trials}: expected at least 3 trials to compute the growth")
     tuner = measure.module("tfwd.runs.sweeps.tuner", "keras-tuner")
     rows, data = [], {}
     if tuner is not None:

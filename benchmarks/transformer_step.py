@@ -1,11 +1,11 @@
-"""A transformer's forward pass, and with the backward pass: tfwd, PyTorch and keras-hub.
+"""A transformer's forward pass, alone and with backward: tfwd, PyTorch and keras-hub.
 
     python benchmarks/transformer_step.py
 
-The model is BERT in MiniLM's shape: 6 layers of 384, 12 heads, 1536 between. Weights are random.
-There is no dropout, and once the usual rate of 0.1. A fifth of the positions is padding. tfwd and
-keras-hub run in a `tf.function`, with XLA too. Hugging Face's `BertModel` runs as it does by
-default.
+The model is BERT in MiniLM's shape: 6 layers of 384, 12 heads, intermediate size 1536. Weights are
+random. There is no dropout, except in one case with the usual rate of 0.1. A fifth of the positions
+is padding. tfwd and keras-hub run in a `tf.function`, with and without XLA. Hugging Face's
+`BertModel` runs with its default settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peers import bert as peers
 OURS, TORCH, HUB = "tfwd", "PyTorch", "keras-hub"
 SHAPES = ((32, 64), (8, 256))
 FORWARD, BOTH = "forward", "forward and backward"
-OVER_TORCH, OVER_HUB = 1.0, 1 / 1.2  # of the time
+OVER_TORCH, OVER_HUB = 1.0, 1 / 1.2  # largest ratios of the times
 
 
 def in_tensorflow(
@@ -34,9 +34,9 @@ def in_tensorflow(
 
     Args:
         make: `bert.ours` or `peers.keras_hub`.
-        shape: number of texts, and positions in each.
+        shape: Number of texts, and number of positions in each text.
         passes: `FORWARD` or `BOTH`.
-        dropout: rate of dropout.
+        dropout: Rate of dropout.
         compiled: `jit_compile` of the function.
     """
     import tensorflow as tf
@@ -57,7 +57,7 @@ def in_tensorflow(
 
 
 def in_torch(shape: tuple[int, int], passes: str, dropout: float) -> Callable[[], Any]:
-    """Returns a pass of Hugging Face's model; arguments as in `in_tensorflow`."""
+    """Returns a pass of Hugging Face's model. The arguments are as in `in_tensorflow`."""
     import torch
 
     model, call = peers.hugging_face(bert.MINI_LM, shape, dropout)

@@ -2,13 +2,13 @@
 
     python benchmarks/workers.py
 
-The model and the step of configs/quickstart.py. The processes share this machine's cores and talk
-over the loopback address, with one thread each. So the figures show what the exchange of gradients
-costs, and not what more machines bring. Each process also makes steps with an update in every
-fourth step (`optimizer.steps_per_update=4`), which sends the gradient once in four steps.
+The model and the step are from configs/quickstart.py. The processes share this machine's cores and
+communicate over the loopback address, with one thread each. So the figures show the cost of the
+gradient exchange. They do not show the gain of more machines. Each process also makes steps with
+`optimizer.steps_per_update=4`, which sends the gradient once in four steps.
 
-From the time of a step in one process and the bytes of the gradient, a formula gives the speed of
-up to a hundred machines, each with the batch of that process:
+A formula gives the speed of up to a hundred machines, each with the batch of one process. Its
+inputs are the time of a step in one process and the bytes of the gradient:
 
     efficiency = t / (t + c/k),   c = 2 (N-1)/N * G/W + 2 (N-1) * d
 
@@ -38,7 +38,7 @@ PROCESSES = (1, 2, 4)
 STEPS_PER_UPDATE = (1, 4)
 MACHINES = (1, 2, 4, 8, 16, 32, 64, 100)
 BANDWIDTHS = {"10 Gbit/s": 10e9 / 8, "100 Gbit/s": 100e9 / 8}
-DELAY = 50e-6  # seconds of a message between two machines: an assumption
+DELAY = 50e-6  # assumed seconds of a message between two machines
 LOOPBACK = Path("/proc/net/dev")
 
 
@@ -52,7 +52,7 @@ def sent_bytes() -> int | None:
 
 
 def work() -> None:
-    """Makes steps as one of the workers of `TF_CONFIG`, and prints the times as JSON."""
+    """Makes steps as one of the workers in `TF_CONFIG`. The chief prints the times as JSON."""
     import numpy as np
     import tensorflow as tf
 
@@ -119,7 +119,7 @@ def work() -> None:
 
 
 def measure_processes(count: int) -> dict[str, Any]:
-    """Returns what the chief of `count` processes prints."""
+    """Starts `count` processes, and returns the JSON object that their chief prints."""
     from tfwd.runs.workers.local_workers import free_ports
     from tfwd.runs.workers.worker_addresses import Cluster
 
@@ -145,17 +145,19 @@ def measure_processes(count: int) -> dict[str, Any]:
         for worker in workers:
             worker.kill()
     if any(worker.returncode for worker in workers):
-        raise RuntimeError(f"a worker failed; run {sys.executable} {__file__} with SHOW_ERRORS=1")
+        raise RuntimeError(
+            f"a worker failed: to see its errors, run SHOW_ERRORS=1 {sys.executable} {__file__}"
+        )
     return json.loads(outputs[0].splitlines()[-1])
 
 
 def exchange(gradient: float, machines: int, bandwidth: float) -> float:
-    """Returns the seconds in which machines sum a gradient, c of the formula above.
+    """Returns the seconds of a gradient exchange, `c` in the formula of this module's docstring.
 
     Args:
-        gradient: bytes of the gradient.
-        machines: number of machines.
-        bandwidth: bytes per second.
+        gradient: Bytes of the gradient.
+        machines: Number of machines.
+        bandwidth: Bytes per second.
     """
     ring = 2 * (machines - 1) / machines * gradient / bandwidth
     return ring + 2 * (machines - 1) * DELAY
@@ -165,8 +167,8 @@ def draw(models: dict[str, tuple[float, float]], folder: str) -> Path:
     """Draws the time of an exchange beside the time of a step, and returns the path of the plot.
 
     Args:
-        models: by name, the seconds of a step and the bytes of the gradient.
-        folder: the folder of the plot.
+        models: dict from a name to the seconds of a step and the bytes of the gradient.
+        folder: Folder of the plot.
     """
     import matplotlib.pyplot as plt
     from matplotlib.ticker import FuncFormatter
@@ -205,7 +207,7 @@ def main() -> None:
     """Measures, draws, and reports a row for each number of processes."""
     options = measure.parser(__doc__)
     options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plot")
-    options.add_argument("--worker", action="store_true", help="be one of the workers")
+    options.add_argument("--worker", action="store_true", help="run as one of the workers")
     chosen = options.parse_args()
     if chosen.worker:
         work()

@@ -2,8 +2,9 @@
 
     python examples/ctc_speech.py
 
-The "speech" is made here: each letter is a chord of two tones of random length and loudness, in
-noise. The noise on the weights starts after some epochs, when the model can recognise something.
+The program generates the "speech". Each letter is a chord of two tones with random length and
+loudness, in noise. The noise on the weights starts after ten epochs, when the model already
+recognises some letters.
 """
 
 import sys
@@ -22,7 +23,7 @@ BATCH, STEPS = 32, 12
 
 
 def utterance(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the spectrum of a text, and its letters as numbers from 1. 0 is CTC's blank."""
+    """Returns the spectrum of a random text, and its letters as numbers from 1. 0 is the blank."""
     text = rng.integers(1, len(LETTERS) + 1, rng.integers(3, LONGEST + 1))
     lengths = rng.integers(5, 9, len(text)) * FRAME
     sound = []
@@ -46,7 +47,7 @@ def data(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_model(stddev: float, start: int) -> keras.Model:
-    """Returns a recogniser with noise on all weights, biases too, from training call `start` on."""
+    """Returns a recogniser with noise on all weights and biases, from training call `start` on."""
     lstm = keras.layers.Bidirectional(keras.layers.LSTM(48, return_sequences=True))
     noisy = [
         layers.VariationalNoise(layer, stddev, start_call=start, weights="all", seed=number)
@@ -58,18 +59,18 @@ def make_model(stddev: float, start: int) -> keras.Model:
 
 
 def errors(logits: np.ndarray, texts: np.ndarray) -> float:
-    """Returns the letter error rate: edits from the best path, per letter."""
-    wrong = 0
+    """Returns the letter error rate: edits between prediction and text, per letter of the text."""
+    edits = 0
     for path, text in zip(logits.argmax(-1), texts, strict=True):
-        heard = path[np.flatnonzero(np.diff(path, prepend=0))]
-        heard, said = heard[heard > 0], text[text > 0]
-        row = np.arange(len(said) + 1)
-        for letter in heard:  # one row of the table of edit distances after the other
+        predicted = path[np.flatnonzero(np.diff(path, prepend=0))]
+        predicted, label = predicted[predicted > 0], text[text > 0]
+        row = np.arange(len(label) + 1)
+        for letter in predicted:  # computes the table of edit distances row by row
             above, row = row, [row[0] + 1]
-            for i, other in enumerate(said):
+            for i, other in enumerate(label):
                 row.append(min(above[i] + (letter != other), above[i + 1] + 1, row[i] + 1))
-        wrong += row[-1]
-    return wrong / (texts > 0).sum()
+        edits += row[-1]
+    return edits / (texts > 0).sum()
 
 
 def main(folder: str | Path = ".") -> float:

@@ -2,7 +2,8 @@
 
     python examples/custom_train_step.py
 
-The model stays the same object. Its own step trains it. Its files equal the plain model's files.
+The model stays the same object. Its own `train_step` trains it. Its files equal the plain model's
+files.
 """
 
 import sys
@@ -19,7 +20,7 @@ from tfwd import parametrizations as P
 
 @keras.saving.register_keras_serializable("examples")
 class Autoencoder(keras.Model):
-    """A variational autoencoder of rows with `width` numbers, which knows nothing of tfwd."""
+    """A variational autoencoder for rows with `width` numbers. It contains no code for tfwd."""
 
     def __init__(self, width: int, latent: int = 3, **kwargs) -> None:
         super().__init__(**kwargs)

@@ -2,8 +2,8 @@
 
     python examples/find_nan.py
 
-Texts of different lengths are padded with 0. One text of the data is empty. The mean over nothing
-but padding is 0/0, and one such text turns all weights into NaN.
+Texts of different lengths are padded with 0. One text of the data is empty, so it contains only
+padding. Its mean is 0/0. This one text turns all weights into NaN.
 """
 
 import sys
@@ -17,7 +17,7 @@ import tfwd
 
 
 class Pooling(keras.layers.Layer):
-    """The mean over the positions with text. It has a defect: it divides by the length."""
+    """The mean over the positions with text. Its defect: it divides by 0 if the text is empty."""
 
     def call(self, embedded, ids):
         text = tf.cast(ids != 0, embedded.dtype)[:, :, tf.newaxis]
@@ -36,7 +36,7 @@ def make_model() -> keras.Model:
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Returns padded texts, of which number 333 is empty, and labels."""
+    """Returns padded texts and labels. Text number 333 is empty."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 50, (640, 12))
     ids[np.arange(12) >= rng.integers(1, 13, (640, 1))] = 0

@@ -1,4 +1,4 @@
-"""Weight dropout in a classifier of keras-hub: its own `fit`, preprocessing and file stay.
+"""Weight dropout in a keras-hub classifier, which keeps its `fit`, preprocessing and file format.
 
     python examples/keras_hub_in_place.py
 
@@ -41,7 +41,7 @@ def texts(count: int, seed: int) -> tuple[list[str], np.ndarray]:
 
 
 def make_classifier() -> keras_hub.models.BertTextClassifier:
-    """Returns a classifier, which compiles itself."""
+    """Returns a classifier. keras-hub compiles it."""
     tokenizer = keras_hub.models.BertTokenizer(
         vocabulary=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     )

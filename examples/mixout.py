@@ -46,7 +46,7 @@ def fine_tune(way: str, weights: list[np.ndarray], data, seed: int) -> keras.Mod
 
 
 def accuracy(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the share of right answers."""
+    """Returns the share of correct predictions."""
     return float((model.predict(x, verbose=0).argmax(1) == y).mean())
 
 

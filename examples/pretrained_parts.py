@@ -21,7 +21,7 @@ LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
 
 
 def data(count: int, seed: int, other: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Returns texts of 12 words. Half of the words are good; the other task counts bad ones."""
+    """Returns texts of 12 words. Half of all words are good. The other task counts bad words."""
     ids = np.random.default_rng(seed).integers(0, 200, (count, 12))
     good = (ids % 2 == 0).sum(1)
     return ids, (good < 6 if other else good > 6).astype("float32")

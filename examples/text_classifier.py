@@ -28,7 +28,7 @@ AREAS = {
 
 
 def texts() -> tuple[list[str], np.ndarray]:
-    """Returns the docstrings with at least four words, shuffled, and the numbers of their areas."""
+    """Returns the shuffled docstrings of at least four words, and the numbers of their areas."""
     library = Path(sysconfig.get_path("stdlib"))
     found: dict[str, int] = {}
     for number, patterns in enumerate(AREAS.values()):
@@ -65,7 +65,7 @@ def make_model(words: int, rate: float) -> keras.Model:
 
 
 def main(folder: str | Path = ".") -> float:
-    """Returns the accuracy on new texts of the model with weight dropout."""
+    """Returns the accuracy of the model with weight dropout on new texts."""
     x, y = texts()
     size = 2 * len(x) // 3
     tokens = keras.layers.TextVectorization(output_sequence_length=24)

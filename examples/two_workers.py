@@ -41,7 +41,7 @@ def train(strategy: tf.distribute.Strategy) -> dict[str, list[float]]:
 
 
 def start_workers(folder: Path, count: int = 2) -> list[dict[str, list[float]]]:
-    """Starts the processes, and returns what each of them found."""
+    """Starts the processes, and returns the results of each process."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     for each in sockets:
@@ -61,7 +61,7 @@ def start_workers(folder: Path, count: int = 2) -> list[dict[str, list[float]]]:
 
 
 def main(folder: str | Path = ".") -> float:
-    """Returns the loss of the first epoch over the loss of the last, on two workers."""
+    """Returns the loss of the first epoch divided by the loss of the last, on two workers."""
     with tempfile.TemporaryDirectory() as directory:
         first, second = start_workers(Path(directory))
     alone = train(tf.distribute.get_strategy())

@@ -1,4 +1,4 @@
-"""Uncertainty by weight dropout: a classifier of digits that knows which answers to doubt.
+"""Uncertainty by weight dropout: which predictions of a digit classifier may be wrong?
 
     python examples/uncertainty.py
 
@@ -36,14 +36,17 @@ def train(x: np.ndarray, y: np.ndarray) -> keras.Model:
 
 
 def doubt(model: keras.Model, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the answer to each image, and the spread of its probability over 50 draws."""
+    """Returns the predicted label of each image, and the spread of its probability over 50 draws.
+
+    The spread is the standard deviation.
+    """
     mean, stddev, _ = tfwd.predict_samples(model, x, n=50, batch_size=500, verbose=0)
     answers = mean.argmax(1)
     return answers, stddev[np.arange(len(x)), answers]
 
 
 def draw(images, answers, spread, labels, right, file: Path) -> None:
-    """Draws the accuracy by the share of answers, and the four answers with the most doubt."""
+    """Draws the accuracy by the share of answered images, and the four most uncertain images."""
     figure = Figure((8, 3.6), layout="constrained")
     left, pictures = figure.subfigures(1, 2)
     axes = left.subplots()
@@ -59,7 +62,7 @@ def draw(images, answers, spread, labels, right, file: Path) -> None:
 
 
 def main(folder: str | Path = ".") -> float:
-    """Returns the accuracy on the half of the new images with the least doubt."""
+    """Returns the accuracy on the half of the new images with the smallest spread."""
     keras.utils.set_random_seed(0)
     images, labels = load_digits(return_X_y=True)
     images = images / 16
@@ -67,7 +70,7 @@ def main(folder: str | Path = ".") -> float:
     images, labels = images[TRAINING:], labels[TRAINING:]
 
     answers, spread = doubt(model, images)
-    right = (answers == labels)[spread.argsort()]  # the surest first
+    right = (answers == labels)[spread.argsort()]  # smallest spread first
     half = len(right) // 2
     print(f"right answers: {right.mean():.1%} of {len(right)} new images")
     print(f"  surer half {right[:half].mean():.1%}, other half {right[half:].mean():.1%}")

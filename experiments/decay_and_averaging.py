@@ -6,10 +6,11 @@
 
 Each question has one model and one budget. FOLDER has train.txt, valid.txt and test.txt.
 
-- strength, with Adam and without weight dropout: none, coupled L2 (l2 * w added to the gradient,
-  which Adam then divides by its second moment) and decoupled decay, two strengths each, one seed;
-- decay: the better strength of each by the validation text, several seeds;
-- averaging, with SGD: plain SGD, and SGD with averaged weights (NT-ASGD). Averaging begins when the
+- strength: no decay, coupled L2 and decoupled decay, with two strengths each and one seed. Coupled
+  L2 adds l2 * w to the gradient, which Adam then divides by its second moment. It uses Adam without
+  weight dropout.
+- decay: the same with several seeds. Each decay has the strength with the better validation loss.
+- averaging: plain SGD, and SGD with averaged weights (NT-ASGD). Averaging begins when the
   validation loss is no better than the best of all epochs except the last few.
 
 Output: a table in Markdown, a plot, and one line of JSON.
@@ -33,7 +34,7 @@ STRENGTH = {
 }
 CHOSEN = ("no decay", "coupled L2 1e-5", "decoupled decay 0.1")
 DECAY = {kind: STRENGTH[kind] for kind in CHOSEN}
-# As in the paper, plain SGD at a large constant rate; the interval is short for so few epochs.
+# Plain SGD at a large constant rate, as in the paper. The interval is short for these few epochs.
 SGD = {
     "optimizer.name": "sgd",
     "optimizer.learning_rate": 20.0,
@@ -56,9 +57,12 @@ EXPERIMENTS = {
 
 
 def main() -> None:
-    """Reads which question is meant, and answers it."""
+    """Runs the experiment that the first argument names."""
     if len(sys.argv) < 2 or sys.argv[1] not in EXPERIMENTS:
-        sys.exit(f"say which: python {sys.argv[0]} {'|'.join(EXPERIMENTS)} --data=FOLDER")
+        sys.exit(
+            "the first argument must be the name of an experiment: "
+            f"python {sys.argv[0]} {'|'.join(EXPERIMENTS)} --data=FOLDER"
+        )
     language_model_experiment.answer(EXPERIMENTS[sys.argv.pop(1)], __doc__.splitlines()[0])
 
 

@@ -8,8 +8,9 @@ FOLDER has the folders sst2 (train.tsv, valid.tsv, test.tsv) and trec (train.tsv
 of text, a tab, and the label. MiniLM is fine-tuned with seven methods, five seeds each.
 `fine_tuning_plan.py` has the settings and the order of the runs.
 
-Every finished run is a line in experiments/results/fine_tuning.jsonl, and is not made again. You
-may stop the program at any time: only the run in progress is lost. The same command resumes.
+Every finished run is a line in experiments/results/fine_tuning.jsonl. A finished run is not
+repeated. You may stop the program at any time. Only the run in progress is lost. The same command
+resumes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from fine_tuning_results_file import Lines
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-SECONDS = 20.0  # of a run, as long as no similar run is finished
+SECONDS = 20.0  # expected seconds of a run before a similar run is finished
 
 
 def options(description: str, seeds: int) -> argparse.ArgumentParser:
-    """Returns the command line that both frameworks share."""
+    """Returns the parser of the command line that both frameworks share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,7 +46,7 @@ def options(description: str, seeds: int) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=seeds, help="seeds of each method")
     parser.add_argument(
-        "--minutes", type=float, default=60.0, help="stop, between runs, after this many minutes"
+        "--minutes", type=float, default=60.0, help="start no run that would end later"
     )
     return parser
 
@@ -56,13 +57,13 @@ def expected(run: Run, lines: Lines) -> float:
 
 
 def show_plan(plan: Sequence[Run], lines: Lines, console: Console) -> None:
-    """Prints how many runs are finished and left, and the estimated time."""
+    """Prints the numbers of planned and finished runs, and the estimated remaining time."""
     for kind in ("select", "final"):
         runs = [run for run in plan if run.kind == kind]
-        left = [run for run in runs if run not in lines]
-        minutes = sum(expected(run, lines) for run in left) / 60
+        remaining = [run for run in runs if run not in lines]
+        minutes = sum(expected(run, lines) for run in remaining) / 60
         console.print(
-            f"{kind}: {len(runs)} runs, {len(runs) - len(left)} finished, "
+            f"{kind}: {len(runs)} runs, {len(runs) - len(remaining)} finished, "
             f"about {minutes:.0f} minutes left",
             highlight=False,
         )
@@ -94,10 +95,10 @@ def perform(
     """Makes the runs with a progress bar, and returns the exit code.
 
     Args:
-        given: the command line.
-        plan: finished runs -> all runs, in order.
-        training: the class `Training` of a framework.
-        console: where progress is shown.
+        given: Parsed command line.
+        plan: Function from the finished runs to all runs, in order.
+        training: Class `Training` of a framework.
+        console: Console that shows the progress.
     """
     from tfwd.runs.errors import UserError
 
@@ -140,14 +141,14 @@ def perform(
             console.print("Stopped. The same command resumes.")
             return 130
     if not done:
-        console.print("The time is over. The same command resumes.")
+        console.print("The time of --minutes is over. The same command resumes.")
     return 0
 
 
 def main() -> int:
     """Makes the runs, or shows the plan."""
     parser = options(__doc__ or "", planning.SEEDS)
-    parser.add_argument("--plan", action="store_true", help="show runs and times, and make none")
+    parser.add_argument("--plan", action="store_true", help="only show the runs and their times")
     given, console = parser.parse_args(), Console()
 
     def plan(lines: Lines) -> list[Run]:

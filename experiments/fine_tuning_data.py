@@ -1,4 +1,4 @@
-"""Texts, batches and the first head of the fine-tuning experiment, the same for each framework."""
+"""Texts, batches and the initial head of the fine-tuning experiment, equal for each framework."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tfwd.finetune.config import default_config
 from tfwd.finetune.data import batches
 from tfwd.finetune.data.corpus import Corpus, Encoded, read_corpus
 
-POOL = 4  # batches whose texts are sorted by length together
-DEVIATION = 0.02  # of the first weights of the head
+POOL = 4  # number of batches whose texts are sorted together by length
+DEVIATION = 0.02  # standard deviation of the head's initial weights
 
 
 def configuration(data: Path, pretrained: Path) -> ml_collections.ConfigDict:
@@ -31,12 +31,12 @@ def read_texts(data: Path, pretrained: Path) -> dict[str, Corpus]:
     """Returns the texts of each task, which do not depend on the seed.
 
     Args:
-        data: a folder with the folders of `TASKS`, each with train.tsv, test.tsv and possibly
-            valid.tsv: lines of text, a tab, and the label.
-        pretrained: the folder of the encoder, for its tokenizer.
+        data: Path. Folder with the folders of `TASKS`. Each has train.tsv, test.tsv and possibly
+            valid.tsv, with lines of text, a tab, and the label.
+        pretrained: Path. Folder of the encoder, for its tokenizer.
 
     Raises:
-        UserError: a file is missing or has a wrong line.
+        UserError: If a file is missing or has a wrong line.
     """
     found = {}
     for task in TASKS:
@@ -73,7 +73,7 @@ def epoch_batches(part: Encoded, seed: int, epoch: int) -> list[np.ndarray]:
 
 
 def first_head(seed: int, hidden: int, classes: int) -> np.ndarray:
-    """Returns the head's first kernel `[hidden, classes]`: normal, without the far tails."""
+    """Returns the head's initial kernel `[hidden, classes]`, drawn from a truncated normal."""
     generator = np.random.default_rng([seed, 2])
     values = generator.normal(size=(hidden, classes))
     while (far := np.abs(values) > 2).any():

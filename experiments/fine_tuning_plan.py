@@ -1,6 +1,6 @@
-"""Runs of the fine-tuning experiment, their order, and the choice by the validation texts.
+"""Runs of the fine-tuning experiment, their order, and the selection by the validation texts.
 
-A run is identified by the fields of `Run`. Every choice is computed from the finished runs alone.
+A run is identified by the fields of `Run`. Every selection depends only on the finished runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 TASKS = ("trec", "sst2")
-EXAMPLES, VALID, TEST = 300, 300, 500  # texts to train on, to choose by, and to report on
+EXAMPLES, VALID, TEST = 300, 300, 500  # numbers of training, validation and test texts
 EPOCHS, BATCH, WARMUP, CLIP = 5, 16, 0.1, 1.0
-LENGTH = 48  # tokens; longer texts are cut: 2 % of SST-2, and none of TREC
+LENGTH = 48  # largest number of tokens; 2 % of the texts of SST-2 are cut, and no text of TREC
 RATES = (5e-5, 1e-4, 2e-4, 4e-4)
 FACTORS = (1.0, 2.0)  # each method also tries twice the common learning rate
 SELECT_SEEDS = (100, 101)  # the results have other seeds
 SEEDS, PEER_SEEDS = 5, 2
 
-# Method -> its strengths.
+# The strengths that each method tries.
 METHODS: dict[str, tuple[float, ...]] = {
     "plain": (0.0,),
     "dropout": (0.1, 0.2),
@@ -38,13 +38,14 @@ class Run(NamedTuple):
     """One fine-tuning.
 
     Attributes:
-        kind: "select" is evaluated on the validation texts only, "final" on the test texts too.
+        kind: "select" or "final". A "select" run is evaluated on the validation texts. A "final"
+            run is also evaluated on the test texts.
         peer: "tfwd" or "pytorch".
-        task: a name in `TASKS`.
-        method: a name in `METHODS`.
-        strength: drop rate, decay, or noise in deviations of the weight.
-        rate: the highest learning rate of the schedule.
-        seed: seed of the head, of the order of the texts and of all draws.
+        task: A name in `TASKS`.
+        method: A name in `METHODS`.
+        strength: Drop rate, decay, or noise in standard deviations of the weight.
+        rate: Highest learning rate of the schedule.
+        seed: Seed of the head, of the order of the texts and of all draws.
     """
 
     kind: str
@@ -57,11 +58,11 @@ class Run(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The settings that the validation texts of a task choose.
+    """The settings that the validation texts of a task select.
 
     Attributes:
-        common: the learning rate of the plain method.
-        settings: method -> (strength, learning rate).
+        common: Learning rate of the plain method.
+        settings: dict from a method to its strength and learning rate.
     """
 
     common: float
@@ -69,19 +70,19 @@ class Choice(NamedTuple):
 
 
 def select(task: str, method: str, strength: float, rate: float) -> list[Run]:
-    """Returns the runs by which one setting is judged."""
+    """Returns the selection runs of one setting."""
     return [Run("select", "tfwd", task, method, strength, rate, seed) for seed in SELECT_SEEDS]
 
 
 def valid_loss(lines: Lines, runs: Iterable[Run]) -> float:
-    """Returns the mean validation loss; infinite if a run is missing or diverged."""
+    """Returns the mean validation loss. It is infinite if a run is missing or diverged."""
     losses = [lines[run]["valid_loss"] if run in lines else None for run in runs]
     known = [loss for loss in losses if loss is not None]
     return statistics.mean(known) if len(known) == len(losses) else math.inf
 
 
 def choose(lines: Lines, task: str) -> Choice:
-    """Returns the settings with the lowest mean validation loss, the first ones if none is known.
+    """Returns the settings with the lowest mean validation loss, or the first if none is known.
 
     1. The common learning rate is the best one of the plain method.
     2. The strength of a method is its best one at the common rate.
@@ -107,7 +108,7 @@ def rates(common: float) -> list[float]:
 def plan(lines: Lines, seeds: int = SEEDS) -> list[Run]:
     """Returns all runs in their order: the selection, then seed 0 of all methods, then seed 1.
 
-    The settings of later runs depend on earlier ones: ask again after each run.
+    The settings of later runs depend on earlier runs. So call it again after each run.
     """
     chosen = {task: choose(lines, task) for task in TASKS}
     runs: list[Run] = []
@@ -140,9 +141,10 @@ def undecided(lines: Lines) -> list[Run]:
 
 
 def seconds(run: Run, lines: Lines, default: float) -> float:
-    """Returns the expected time of a run: the mean of similar finished runs.
+    """Returns the expected seconds of a run: the median of similar finished runs.
 
-    Similar runs have the same peer and task, and the same method if one of those is finished.
+    Similar runs have the same peer and task. If some similar runs have the same method, only these
+    runs count.
     """
     alike = [(r, line) for r, line in lines.items() if (r.peer, r.task) == (run.peer, run.task)]
     same = [line for r, line in alike if r.method == run.method]

@@ -12,19 +12,19 @@ from typing import Any
 from fine_tuning_plan import Run
 
 RESULTS = Path(__file__).resolve().parent / "results" / "fine_tuning.jsonl"
-# A line with another protocol is ignored: raise it if the training or the texts change.
+# A line with another protocol is ignored. Increase the number if the training or the texts change.
 PROTOCOL = 1
 
 Lines = dict[Run, dict[str, Any]]
 
 
 def read(path: Path) -> Lines:
-    """Returns the finished runs of this protocol; none if there is no file.
+    """Returns the finished runs of this protocol. The dict is empty if the file does not exist.
 
-    An incomplete last line is ignored, because a process was killed while it wrote that line.
+    An incomplete last line is ignored. It comes from a process that was killed while writing.
 
     Raises:
-        ValueError: a complete line is not a run.
+        ValueError: If a complete line is not a run.
     """
     found: Lines = {}
     if not path.exists():
@@ -44,26 +44,26 @@ def read(path: Path) -> Lines:
 
 
 def check_texts(path: Path, fingerprints: Mapping[str, str]) -> None:
-    """Checks that the finished runs have the texts that the next runs will have.
+    """Checks that the finished runs used the same texts as the next runs.
 
     Args:
-        path: the file of finished runs.
-        fingerprints: task -> a short hash of its texts.
+        path: File of finished runs.
+        fingerprints: dict from a task to a short hash of its texts.
 
     Raises:
-        ValueError: a finished run has other texts.
+        ValueError: If a finished run used other texts.
     """
     for run, line in read(path).items():
         if line["data"] != fingerprints[run.task]:
             raise ValueError(
                 f"{path}: the texts of {run.task} have the fingerprint {line['data']} in finished "
-                f"runs and {fingerprints[run.task]} in --data; give the same texts, or another "
-                "file by --results"
+                f"runs and {fingerprints[run.task]} in --data: give the same texts, or give "
+                "another file with --results"
             )
 
 
 def append(path: Path, run: Run, result: Mapping[str, Any]) -> None:
-    """Adds one finished run, and returns when the line is on the disk."""
+    """Appends one finished run. Returns after the line is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"protocol": PROTOCOL, **run._asdict(), **result}, allow_nan=False)
     with open(path, "a+b") as file:
@@ -85,28 +85,29 @@ def carry_out(
     show: Callable[[Lines, Sequence[Run], float], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Makes the runs that are not in the file, one after another, and appends each.
+    """Makes the runs that are not in the file, one after another, and appends each run.
 
     Args:
-        path: the file of finished runs.
-        plan: finished runs -> all runs, in order. It is asked again after each run.
-        make: makes one run and returns the fields of its line.
-        minutes: no run starts if it would probably end later than this.
-        expected: a run and the finished runs -> expected seconds.
-        show: called before each run, and at the end, with the finished runs, the runs that are
-            left, and the estimated seconds that these need.
-        clock: seconds from any start.
+        path: File of finished runs.
+        plan: Function from the finished runs to all runs, in order. It is called again after each
+            run.
+        make: Function that makes one run and returns the fields of its line.
+        minutes: float. Time limit. A run does not start if it would probably end later.
+        expected: Function from a run and the finished runs to the run's expected seconds.
+        show: Function that is called before each run and at the end. It gets the finished runs, the
+            remaining runs, and the estimated seconds of the remaining runs.
+        clock: Function that returns the time in seconds.
 
     Returns:
         True if all runs are finished.
     """
-    began = clock()
+    start = clock()
     while True:
         lines = read(path)
-        left = [run for run in plan(lines) if run not in lines]
-        show(lines, left, sum(expected(run, lines) for run in left))
-        if not left:
+        remaining = [run for run in plan(lines) if run not in lines]
+        show(lines, remaining, sum(expected(run, lines) for run in remaining))
+        if not remaining:
             return True
-        if clock() - began + expected(left[0], lines) > 60 * minutes:
+        if clock() - start + expected(remaining[0], lines) > 60 * minutes:
             return False
-        append(path, left[0], make(left[0]))
+        append(path, remaining[0], make(remaining[0]))

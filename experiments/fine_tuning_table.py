@@ -2,8 +2,8 @@
 
     python experiments/fine_tuning_table.py
 
-It reads experiments/results/fine_tuning.jsonl and nothing else. It writes docs/fine_tuning.png and
-replaces the section "Fine-tuning" of docs/results.md between its two markers.
+It reads experiments/results/fine_tuning.jsonl. It writes docs/fine_tuning.png and replaces the
+section "Fine-tuning" of docs/results.md between its two markers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Row(NamedTuple):
     """The final runs of one method on one task.
 
     Attributes:
-        method, strength, rate: as in `Run`.
-        test: seed -> test accuracy in percent. A run that diverged has the share of the most
-            frequent class.
-        failed: the number of failed runs.
+        method, strength, rate: As in `Run`.
+        test: dict from a seed to the test accuracy in percent. A run that diverged has the share of
+            the most frequent class.
+        failed: Number of failed runs.
     """
 
     method: str
@@ -53,7 +53,7 @@ def accuracy(line: dict[str, Any]) -> float:
 
 
 def failed(line: dict[str, Any]) -> bool:
-    """Checks whether a final run failed."""
+    """Returns True if a final run failed."""
     above = accuracy(line) - 100 * line["test_majority"]
     return line["diverged"] or round(above, 6) <= MARGIN
 
@@ -72,14 +72,14 @@ def rows(lines: Lines, task: str, peer: str = "tfwd") -> list[Row]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Returns the mean and its standard error, `None` for fewer than two values."""
+    """Returns the mean and its standard error. The error is None for fewer than two values."""
     if len(values) < 2:
         return statistics.mean(values), None
     return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def difference(row: Row, plain: Row) -> tuple[float, float | None] | None:
-    """Returns the mean difference to the plain method with equal seeds, and its standard error."""
+    """Returns the mean difference to the plain method at equal seeds, and its standard error."""
     pairs = [row.test[seed] - plain.test[seed] for seed in row.test if seed in plain.test]
     return mean_and_error(pairs) if pairs else None
 
@@ -112,7 +112,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def selection_table(lines: Lines) -> str:
-    """Returns every selection run's setting with its mean validation loss, in Markdown."""
+    """Returns each setting of the selection runs with its mean validation loss, in Markdown."""
     settings = dict.fromkeys(run._replace(seed=0) for run in planning.plan(lines, 0))
     text = ["| method | strength | learning rate | TREC | SST-2 |", "|---|---|---|---|---|"]
     cells: dict[tuple[str, float, float], dict[str, str]] = {}
@@ -133,7 +133,7 @@ def selection_table(lines: Lines) -> str:
 
 
 def peer_table(lines: Lines) -> str:
-    """Returns the plain method in tfwd and in PyTorch, with equal seeds, in Markdown."""
+    """Returns a table of the plain method in tfwd and in PyTorch, at equal seeds, in Markdown."""
     text = ["| task | seeds | tfwd | PyTorch | difference |", "|---|---|---|---|---|"]
     for task in TASKS:
         ours = next((row for row in rows(lines, task) if row.method == "plain"), None)
@@ -159,7 +159,7 @@ def section(lines: Lines) -> str:
     parts = [
         f"""## Fine-tuning
 
-Question: does it help a fine-tuning on few texts to keep the weights near the pretrained weights?
+Question: does fine-tuning on few texts get better if the weights stay near the pretrained weights?
 
 ```console
 $ make .venv/minilm/model.safetensors
@@ -168,8 +168,8 @@ $ python experiments/fine_tuning_torch.py --data=FOLDER
 $ python experiments/fine_tuning_table.py
 ```
 
-The first program makes the runs. It may be stopped at any time, and the same command resumes. The
-plan is made for at most an hour on two idle cores. Every finished run is a line in
+The first program makes the runs. It may be stopped at any time, and the same command resumes. All
+runs together are planned for at most an hour on two idle cores. Every finished run is a line in
 `experiments/results/fine_tuning.jsonl`. The last program makes this section from these lines.
 
 FOLDER has the folders `sst2` and `trec`. SST-2 is the Stanford Sentiment Treebank with two classes
@@ -272,15 +272,15 @@ def replace_section(page: Path, text: str) -> None:
     """Replaces the text between the two markers of a page.
 
     Raises:
-        ValueError: the page does not have each marker once, in this order.
+        ValueError: If the page does not have each marker once, in this order.
     """
     content = page.read_text("utf-8")
     before, begin, rest = content.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in rest or END in before + after:
         raise ValueError(
-            f"{page} does not have the lines {BEGIN!r} and {END!r} once each, in this order; "
-            "restore them"
+            f"{page} does not have the lines {BEGIN!r} and {END!r} once each, in this order: "
+            "restore these two lines"
         )
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
 

@@ -3,9 +3,9 @@
     python experiments/fine_tuning_torch.py --data=FOLDER
 
 Run it in the environment of the benchmarks, after the selection runs of `fine_tuning.py`. Texts,
-tokens, batches, their order, the first head, the schedule and the learning rate are the same. The
+tokens, batches, their order, the initial head, the schedule and the learning rate are the same. The
 model, its gradients and Adam are PyTorch's. Finished runs are lines of the same file, with
-peer="pytorch", and are not made again.
+peer="pytorch". A finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# PyTorch comes before TensorFlow, which tfwd loads: in the other order the process may crash.
+# PyTorch must be imported before TensorFlow, which tfwd imports. Otherwise the process may crash.
 # isort: off
 import torch
 from transformers import BertModel, __version__ as transformers_version
@@ -44,9 +44,9 @@ class Classifier(torch.nn.Module):
     """BERT, the mean over the tokens of the text, and a linear head.
 
     Args:
-        pretrained: the folder of the encoder.
-        classes: the number of classes.
-        seed: seed of the head.
+        pretrained: Path. Folder of the encoder.
+        classes: int. Number of classes.
+        seed: int. Seed of the head.
     """
 
     def __init__(self, pretrained: Path, classes: int, seed: int):
@@ -101,7 +101,7 @@ class Training:
 
 
 def batch(part: Encoded, chosen: np.ndarray, padding: int) -> tuple[Any, Any, Any]:
-    """Returns ids, the mask of tokens, and labels."""
+    """Returns token ids, the attention mask, and labels."""
     texts = [part.ids[number] for number in chosen]
     ids = batches.pad(texts, padding, data.LENGTH).astype(np.int64)
     lengths = np.array([len(text) for text in texts])
@@ -111,7 +111,7 @@ def batch(part: Encoded, chosen: np.ndarray, padding: int) -> tuple[Any, Any, An
 
 
 def train(model: Classifier, part: Encoded, run: Run, padding: int) -> float:
-    """Trains for all epochs, and returns the mean loss of the last one."""
+    """Trains for all epochs, and returns the mean loss of the last epoch."""
     optimizer = torch.optim.Adam(model.parameters(), run.rate, eps=1e-7)
     steps = EPOCHS * len(batches.sizes(len(part.ids), BATCH))
     warmup = learning_rate_schedule.warmup_steps(steps, WARMUP)
@@ -153,8 +153,8 @@ def main() -> int:
     missing = planning.undecided(lines_file.read(given.results))
     if missing:
         print(
-            f"{given.results}: {len(missing)} selection runs are missing, and they choose the "
-            "learning rates; run experiments/fine_tuning.py first",
+            f"{given.results}: {len(missing)} selection runs are missing, which select the "
+            "learning rates: run experiments/fine_tuning.py first",
             file=sys.stderr,
         )
         return 1

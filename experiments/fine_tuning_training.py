@@ -30,18 +30,18 @@ from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.seed_sequence import seeds
 
-KERNELS = "stack/.*/kernel"  # the weights that are dropped, mixed or decayed, or have noise
+KERNELS = "stack/.*/kernel"  # the weights to which each method is applied
 
 
 class Training:
     """A callable that makes a run: `training(run)` returns the fields of the run's line.
 
     Args:
-        folder: a folder with a folder of texts for each task.
-        pretrained: the folder of the encoder.
+        folder: Path. Folder that contains a folder of texts for each task.
+        pretrained: Path. Folder of the encoder.
 
     Attributes:
-        fingerprints: task -> a short hash of its texts.
+        fingerprints: dict from a task to a short hash of its texts.
     """
 
     def __init__(self, folder: Path, pretrained: Path):
@@ -97,7 +97,7 @@ class Training:
         return self._methods[key]
 
     def _classifier(self, task: str, dropout: float) -> _Classifier:
-        """Returns an untrained classifier and its Adam; all methods of a task share both."""
+        """Returns an untrained classifier and its Adam. All methods of a task share both."""
         key = task, dropout
         if key not in self._classifiers:
             config = data.configuration(self._folder / task, self._pretrained)
@@ -130,11 +130,11 @@ class _Classifier(NamedTuple):
 
 
 class _Method:
-    """A traced training step and the first values of its variables.
+    """A traced training step and the initial values of its variables.
 
     Args:
-        classifier: a classifier with the pretrained weights.
-        method: a name in `fine_tuning_plan.METHODS`.
+        classifier: Classifier with the pretrained weights.
+        method: A name in `fine_tuning_plan.METHODS`.
     """
 
     def __init__(self, classifier: _Classifier, method: str):
@@ -174,7 +174,7 @@ class _Method:
         self._first = [(v, _first(v)) for v in variables(self.step)]
 
     def reset(self, run: Run) -> None:
-        """Sets everything to the state at the start of a run in a new process."""
+        """Resets all variables to their values at the start of a run in a new process."""
         for variable, value in self._first:
             variable.assign(tf.zeros_like(variable) if value is None else value)
         self._strength.assign(run.strength)
@@ -191,7 +191,7 @@ def variables(step: TrainStep) -> list[tf.Variable]:
     """Returns every variable that a traced step reads or writes.
 
     Raises:
-        RuntimeError: the step uses a variable that TensorFlow does not list.
+        RuntimeError: If the step uses a variable that TensorFlow does not list.
     """
     graph = step.function.get_concrete_function().graph
     found = list(graph.variables)
@@ -199,13 +199,13 @@ def variables(step: TrainStep) -> list[tf.Variable]:
     missing = used - {id(variable.handle) for variable in found}
     if missing:
         raise RuntimeError(
-            f"{len(missing)} variables of the training step are not known and cannot be reset; "
-            "expected all of them in the graph's variables"
+            f"{len(missing)} variables of the training step are not among the graph's variables, "
+            "so they cannot be reset: keep a reference to each variable of the step"
         )
     return found
 
 
 def _first(variable: tf.Variable) -> np.ndarray | None:
-    """Returns the value, `None` if all of it is zero."""
+    """Returns the value, or None if all its entries are zero."""
     value = variable.numpy()
     return value if value.any() else None

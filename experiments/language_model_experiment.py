@@ -1,8 +1,8 @@
 """Runs of several variants of one config, with several seeds each, and their results.
 
-The script of an experiment only adds its question: the flags of each kind of run. Runs are
-independent `tfwd-train` processes with one thread each, as many at a time as there are cores. A
-stopped run resumes when the script is started again, and a finished run is not made again.
+The script of an experiment only adds the flags of each kind of run. Runs are independent
+`tfwd-train` processes with one thread each. As many processes as cores run at the same time. If the
+script is started again, a stopped run resumes, and a finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ COLOURS = ["#666666", "#3b6ea5", "#c0392b", "#7d5ba6", "#2e8b57", "#b8860b"]
 
 
 class Experiment(NamedTuple):
-    """A question that runs answer.
+    """A comparison of several kinds of runs.
 
     Attributes:
-        name: name of the experiment, in the line of JSON and in the plot's default file name.
-        config: a file in `configs/`.
-        variants: for each kind of run its flags: config key -> value.
-        baseline: the kind that the others are compared with.
-        column: head of the table's first column.
-        seeds: number of runs of each kind, unless the command line says otherwise.
-        runs: folder of the runs under `runs/`. Default: the experiment's name. Experiments that
-            share a folder do not make a run twice.
+        name: Name of the experiment, in the line of JSON and in the plot's default file name.
+        config: A file in `configs/`.
+        variants: dict from a kind of run to its flags, a dict from a config key to its value.
+        baseline: Kind that all other kinds are compared with.
+        column: Head of the table's first column.
+        seeds: Default number of runs of each kind.
+        runs: Folder of the runs under `runs/`. Default: the experiment's name. Experiments with the
+            same folder share finished runs.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Experiment(NamedTuple):
 
 
 def options(experiment: Experiment, description: str) -> argparse.Namespace:
-    """Returns the command line that every experiment has."""
+    """Returns the parsed command line, which is the same for every experiment."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder with train, valid and test text")
     parser.add_argument(
@@ -65,16 +65,16 @@ def folder(runs: Path, kind: str, seed: int) -> Path:
 
 
 def finished(program: str, config: str, place: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes or resumes a run in a thread of its own, and returns its summary.
+    """Makes or resumes a run in a separate process, and returns its summary.
 
     Args:
-        program: name of the program, such as "tfwd-train".
-        config: a file in `configs/`.
-        place: the run's folder. The program's output goes to a file beside it.
-        flags: config key -> value.
+        program: Name of the program, such as "tfwd-train".
+        config: A file in `configs/`.
+        place: Folder of the run. The program's output goes to a `.log` file beside the folder.
+        flags: dict from a config key to its value.
 
     Raises:
-        CalledProcessError: the run failed; that file says why.
+        CalledProcessError: If the run failed. The `.log` file has the reason.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     command = [
@@ -115,7 +115,7 @@ def epochs(place: Path) -> list[dict[str, Any]]:
 
 
 def make(experiment: Experiment, given: argparse.Namespace) -> dict[tuple[str, int], dict]:
-    """Makes all runs, seed by seed, so that a stopped experiment has some runs of each kind."""
+    """Makes all runs, seed by seed. So a stopped experiment has some runs of each kind."""
     with ThreadPoolExecutor(given.parallel) as pool:
         futures = {
             (kind, seed): pool.submit(train, experiment, given, kind, seed)
@@ -165,7 +165,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
         mean = [statistics.mean(line[i] for line in lines) for i in range(count)]
         axes.plot(range(1, count + 1), mean, color=colour, lw=2, label=kind)
     axes.set(xlabel="epoch", ylabel="validation perplexity", yscale="log")
-    # The first epochs are far above the others, and alike. The last epochs show the answer.
+    # The first epochs are far above the later epochs, and equal for all kinds. So they are cut off.
     axes.set_ylim(top=1.4 * min(min(line) for lines in curves.values() for line in lines))
     axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
     axes.yaxis.set_minor_formatter(matplotlib.ticker.ScalarFormatter())

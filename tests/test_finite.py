@@ -191,7 +191,7 @@ def test_complex_numbers(dtype, mode):
 
 
 def test_what_has_no_numbers():
-    with pytest.raises(TypeError, match="needs a numeric tensor, got dtype string"):
+    with pytest.raises(TypeError, match="expects a numeric tensor, got dtype string"):
         summarize(tf.constant(["a"]))
 
 

@@ -169,7 +169,7 @@ def test_missing_tensorflow_names_both_builds(installed: Path, tmp_path: Path) -
     )
     path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
     message = run(sys.executable, "-S", "-c", code, cwd=tmp_path, PYTHONPATH=path)
-    assert "pip install tensorflow, or tensorflow-cpu" in message, message
+    assert "run pip install tensorflow, or pip install tensorflow-cpu" in message, message
 
 
 USER = """

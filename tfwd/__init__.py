@@ -5,8 +5,8 @@
 
     model = tfwd.parametrize(model, {"recurrent_kernel": P.Dropout(0.5)})
 
-`tfwd.layers` has the Keras layers. `tfwd.parametrizations` has the functions from a weight to the
-weight that a layer computes with. `tfwd.predict_samples` predicts with many draws of the weights.
+`tfwd.layers` has the Keras layers. `tfwd.parametrizations` has the functions that compute a layer's
+effective weights from its raw weights. `tfwd.predict_samples` predicts with many draws of weights.
 `tfwd.gradients` computes moments of per-example gradients. `tfwd.distribute` trains on several
 machines.
 `tfwd.pretrained` loads weights of published models. `tfwd.lm` is the language model.
@@ -22,12 +22,13 @@ except ModuleNotFoundError as error:
     if error.name != "tensorflow":
         raise
     raise ImportError(
-        "tfwd needs TensorFlow, and does not install it, because there are two builds: "
-        "pip install tensorflow, or tensorflow-cpu for the smaller build without GPU support"
+        "tfwd needs TensorFlow, which is not installed. tfwd does not install it, because it has "
+        "two builds: run pip install tensorflow, or pip install tensorflow-cpu for the smaller "
+        "build without GPU support"
     ) from error
 
-# In a checkout tfwd.layers, tfwd.optimizers and tfwd.configs are beside this folder, not in it. If
-# Python starts at the top of a checkout, it imports this folder and not an installed tfwd.
+# In a checkout, the folders layers, optimizers and configs are beside this folder, not inside. If
+# Python starts at the top of a checkout, it imports this folder instead of an installed tfwd.
 if not (Path(__file__).parent / "layers").is_dir():
     __path__.append(str(Path(__file__).parent.parent))
 

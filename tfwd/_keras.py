@@ -1,10 +1,10 @@
 """Compatibility layer: exports the modules of `tfwd._keras3` or of `tfwd._keras2`.
 
 Keras has no public way to run a layer on other values of its variables, to read the flags of the
-present call, or to follow the updates of an optimizer. The private ways are only in these two
-packages. Their modules and functions have the same names: `_keras.variables.value(v)` is the value
-of a variable on both versions of Keras. `tfwd._keras_shared` has the code that both share. No other
-file asks which Keras runs.
+current call, or to follow the updates of an optimizer. Only these two packages use private
+functions of Keras. Their modules and functions have the same names: `_keras.variables.value(v)` is
+the value of a variable on both versions of Keras. `tfwd._keras_shared` has the code that both
+packages share. No other file checks which version of Keras runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes a file atomically: it has either its old content or all of its new content.
 
-A run can be killed at any moment. So the content is written to a temporary file in the same folder,
-which then replaces the file in one step.
+A run can be killed at any moment. So the content is written to a temporary file in the same folder.
+The temporary file then replaces the file in one step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
         content: str or bytes. New content. A string is written as UTF-8.
 
     Raises:
-        OSError: If the file cannot be written. Its old content stays.
+        OSError: If the file cannot be written. The file then keeps its old content.
 
     Example:
         >>> import pathlib, tempfile

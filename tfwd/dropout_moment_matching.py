@@ -1,4 +1,4 @@
-"""`moment_matching`: mean and standard deviation of a layer's outputs over its dropped kernels."""
+"""`moment_matching`: mean and standard deviation of a layer's outputs under weight dropout."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
 
-# Entries that are drawn at once (4 MB of float32), and draws if the size of the batch is unknown.
-_BLOCK = 1 << 20
-_DRAWS = 16
+_BLOCK = 1 << 20  # number of entries drawn at once (4 MB of float32)
+_DRAWS = 16  # number of draws per block if the size of the batch is unknown
 _KINDS = (keras.layers.Dense, keras.layers.EinsumDense)
 
 
@@ -42,20 +41,20 @@ def moment_matching(
 
         N(x w + b,  (1 - keep) / keep * x^2 w^2)
 
-    with the same mean and variance. `n` draws of each unit go through the activation. The mean and
-    the standard deviation of the `n` results are returned. Without an activation they are exact,
-    and nothing is drawn. It does not matter if the layer's masks are masks of examples or of the
-    whole batch, because one output has the same distribution. No mask is drawn.
+    with the same mean and variance. `n` draws of each unit go through the activation. The function
+    returns the mean and the standard deviation of the `n` results. Without an activation the
+    moments are exact, and nothing is drawn. The function never draws a mask. Masks per example and
+    one mask per batch give the same result, because each output has the same distribution.
 
     Args:
-        layer: `WeightDropout` or `Parametrized` layer with weights, around a `Dense` or an
-            `EinsumDense` layer. Its only parametrized weight is the kernel. `Dropout` without a
-            noise shape is the last parametrization. Parametrizations before it act in evaluation,
-            as `WeightNorm`. The rate is the rate of the next training call.
+        layer: Built `WeightDropout` or `Parametrized` layer around a `Dense` or an `EinsumDense`
+            layer. The kernel must be its only parametrized weight. The last parametrization must be
+            `Dropout` without a noise shape. Earlier parametrizations must act in evaluation, as
+            `WeightNorm` does. The rate is the rate of the next training call.
         x: Floating tensor, the layer's inputs.
         n: int. Number of draws, at least 2. The standard error of the mean is `stddev / sqrt(n)`.
             Default 1000, as in the paper.
-        seed: int. From 0 to 2^63 - 1. Equal calls with equal seeds return the same. Default 0.
+        seed: int. From 0 to 2^63 - 1. Equal calls with equal seeds return equal results. Default 0.
 
     Returns:
         `ActivationMoments` of the layer's output shape, in float32, or in float64 if the layer
@@ -77,9 +76,9 @@ def moment_matching(
         [100, 10]
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013), section
-    3.2 and algorithm 2. Departures: theirs divides by `keep` nowhere; here kept weights are divided
-    by `keep` in training, so the mean kernel is the raw kernel. The paper applies it to one layer
-    before the softmax, and returns the mean alone.
+    3.2 and algorithm 2. Departures: the paper never divides by `keep`; here kept weights are
+    divided by `keep` in training, so the mean kernel is the raw kernel. The paper applies the
+    method to one layer before the softmax, and returns only the mean.
     """
     dropout, kernel = _dropped_kernel(layer)
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
@@ -138,7 +137,8 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
     if not fits or any(element.stochastic for element in before):
         raise ValueError(
             f"{expected}, whose last parametrization is Dropout without a noise shape and whose "
-            f"other ones act in evaluation; layer {found} applies {targeted[0][1]!r}"
+            "earlier parametrizations act in evaluation; "
+            f"layer {found} applies {targeted[0][1]!r}"
         )
     return last, layer._evaluation_weights()[0][1]
 
@@ -155,29 +155,29 @@ def _estimate(
         """Returns the mean of `count` results, and the sum of their squared deviations from it."""
         seed = seeds.seed(root, 0, index)
         normal = tf.random.stateless_normal(tf.concat([[count], shape], 0), seed, dtype=mean.dtype)
-        # The activation sees a batch of more examples, so that its axes are the layer's.
+        # The draws are additional examples, so that the activation gets the layer's axes.
         drawn = tf.reshape(mean + stddev * normal, tf.concat([[-1], shape[1:]], 0))
         results = tf.reshape(tf.cast(activation(drawn), mean.dtype), tf.shape(normal))
         centre = tf.reduce_mean(results, 0)
         return centre, tf.reduce_sum(tf.square(results - centre), 0)
 
-    def joined(first: Any, one: Any, second: Any, other: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Joins the moments of `first` and of `second` results (Chan et al., 1979)."""
-        first, second = tf.cast(first, mean.dtype), tf.cast(second, mean.dtype)
-        share, distance = second / (first + second), other[0] - one[0]
+    def combined(count: Any, moments: Any, added_count: Any, added: Any) -> tuple:
+        """Combines the moments of two sets of results (Chan et al., 1979)."""
+        count, added_count = tf.cast(count, mean.dtype), tf.cast(added_count, mean.dtype)
+        share, distance = added_count / (count + added_count), added[0] - moments[0]
         return (
-            one[0] + share * distance,
-            one[1] + other[1] + first * share * tf.square(distance),
+            moments[0] + share * distance,
+            moments[1] + added[1] + count * share * tf.square(distance),
         )
 
     def step(index: tf.Tensor, centre: tf.Tensor, squares: tf.Tensor) -> tuple:
-        found = joined(index * each, (centre, squares), each, block(index, each))
-        return index + 1, *(tf.ensure_shape(tensor, mean.shape) for tensor in found)
+        total = combined(index * each, (centre, squares), each, block(index, each))
+        return index + 1, *(tf.ensure_shape(tensor, mean.shape) for tensor in total)
 
     first = (tf.ensure_shape(tensor, mean.shape) for tensor in block(tf.constant(0), each))
     index, centre, squares = tf.while_loop(
         lambda index, *_: index < n // each, step, (tf.constant(1), *first)
     )
     if rest := n % each:
-        centre, squares = joined(n - rest, (centre, squares), rest, block(index, rest))
+        centre, squares = combined(n - rest, (centre, squares), rest, block(index, rest))
     return ActivationMoments(centre, tf.sqrt(squares / n))

@@ -1,7 +1,8 @@
 """Checks if tensors are finite: as one number, or as a summary of counts.
 
 The functions work in eager mode, in graphs and under XLA. `tf.debugging.check_numerics` and
-`Assert` do not: XLA silently removes them. And XLA's `reduce_max` on a CPU may lose a NaN.
+`Assert` do not work under XLA, because XLA silently removes them. XLA's `reduce_max` may lose a NaN
+on a CPU.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from tfwd.dtypes import at_least_float32
 
 SQUARED_IS_FINITE = 1e15  # the square of a smaller number is far below the limit of float32
 
-# Its attribute `watch` is the object that checks the tensors of the present thread's step.
+# Its attribute `watch` is the object that checks the tensors of the current thread's step.
 here = threading.local()
 
 
 def is_watching() -> bool:
-    """Returns True if all layers of the present thread's step are being checked."""
+    """Returns True if all layers of the current thread's step are being checked."""
     return getattr(here, "watch", None) is not None
 
 
 def check_argument(rule: str, good: Any, values: Any) -> None:
-    """Tells what looks at the present thread's step, if anything does, of an argument's check.
+    """Reports an argument's check to the watch of the current thread's step, if there is a watch.
 
-    XLA drops assertions, so that the step goes on with an argument that its layer refuses.
+    XLA drops assertions. The step then continues with an argument that its layer rejects.
 
     Args:
-        rule: what the layer demands, a sentence that goes on after the layer's name.
-        good: booleans, whether each value is as it should be; or one for all.
-        values: the values.
+        rule: str. Requirement of the layer. It continues a sentence that begins with the layer's
+            name.
+        good: bool tensor. True for each valid value, or a scalar for all values.
+        values: Tensor. The checked values.
     """
     watch = getattr(here, "watch", None)
     if watch is not None:
@@ -92,7 +94,7 @@ class Summary(NamedTuple):
 
 
 def summarize(tensor: Any) -> Summary:
-    """Counts the non-finite elements of a tensor, and finds the range of the finite ones.
+    """Counts the non-finite elements of a tensor, and finds the range of the finite elements.
 
     Args:
         tensor: Tensor of any shape and numeric dtype, or a `tf.IndexedSlices`, whose rows are
@@ -139,9 +141,9 @@ def summarize(tensor: Any) -> Summary:
 def extent(tensor: Any) -> tf.Tensor:
     """Measures the size of a tensor cheaply. The result is not finite if an element is not.
 
-    It is the root of the sum of squares, or under XLA the largest absolute sum of a row. Each is
-    the fastest measure there. Both can overflow for finite elements beyond 10^15. So a caller must
-    check the elements if the extent is not finite.
+    It is the square root of the sum of squares. Under XLA, it is the largest absolute sum of a row.
+    Each is the fastest measure in its mode. Both can overflow for finite elements beyond 10^15. So
+    a caller must check the elements if the extent is not finite.
 
     Args:
         tensor: Floating or complex tensor of any shape, or a `tf.IndexedSlices`.
@@ -155,8 +157,8 @@ def extent(tensor: Any) -> tf.Tensor:
 def probe(tensor: Any) -> tf.Tensor:
     """Returns a number that is not finite if an element of a tensor is not finite.
 
-    `extent_of` converts it to the tensor's extent. So a step computes one operation per tensor, and
-    the rest once for all tensors.
+    `extent_of` converts this number to the tensor's extent. So a step runs one operation per
+    tensor, and runs all others once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
     if not private_graph_apis.in_xla():
@@ -165,7 +167,7 @@ def probe(tensor: Any) -> tf.Tensor:
     width = tensor.shape[-1] if tensor.shape.rank else None
     sums = tf.reduce_sum(tensor, axis=-1 if width is not None and width >= 8 else None)
     largest = tf.reduce_max(tf.where(tf.math.is_finite(sums), tf.abs(sums), math.inf))
-    return tf.maximum(largest, 0.0)  # of an empty tensor it is -Inf
+    return tf.maximum(largest, 0.0)  # the maximum of an empty tensor is -Inf
 
 
 def extent_of(probes: tf.Tensor) -> tf.Tensor:
@@ -177,7 +179,7 @@ def largest(tensor: Any) -> tf.Tensor:
     """Returns the largest finite absolute value of a floating tensor, as float32 or float64."""
     magnitude = at_least_float32(tf.abs(_values(tensor)))
     found = tf.reduce_max(tf.where(tf.math.is_finite(magnitude), magnitude, 0.0))
-    return tf.maximum(found, 0.0)  # of an empty tensor it is -Inf
+    return tf.maximum(found, 0.0)  # the maximum of an empty tensor is -Inf
 
 
 def can_be_non_finite(value: Any) -> bool:
@@ -190,18 +192,19 @@ def can_be_non_finite(value: Any) -> bool:
 def all_finite(tensors: Sequence[Any]) -> tf.Tensor:
     """Returns a boolean scalar: True if all elements of floating and complex tensors are finite.
 
-    The sum of a tensor is finite only if all of its elements are, and costs one pass. The sum of
-    very large finite elements can overflow. The elements are checked only if a sum is not finite.
+    The sum of a tensor is finite only if all its elements are finite. A sum costs one pass. The sum
+    of very large finite elements can overflow. So the elements are checked if a sum is not finite.
     """
     tensors = [_real(_values(tensor)) for tensor in tensors if can_be_non_finite(tensor)]
     if not tensors:
         return tf.constant(True)
     sums = tf.stack([tf.reduce_sum(at_least_float32(t), name="probe") for t in _one_dtype(tensors)])
 
-    def closely() -> tf.Tensor:
+    def check_elements() -> tf.Tensor:
         return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
-    return tf.cond(tf.reduce_all(tf.math.is_finite(sums)), lambda: tf.constant(True), closely)
+    finite_sums = tf.reduce_all(tf.math.is_finite(sums))
+    return tf.cond(finite_sums, lambda: tf.constant(True), check_elements)
 
 
 def _one_dtype(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -231,7 +234,7 @@ def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
         return tf.where(nan, tf.constant(math.nan, parts.dtype), magnitude)
     if tensor.dtype.is_integer or tensor.dtype.is_bool:
         return tf.cast(tensor, tf.float64)
-    raise TypeError(f"summarize() needs a numeric tensor, got dtype {tensor.dtype.name}")
+    raise TypeError(f"summarize() expects a numeric tensor, got dtype {tensor.dtype.name}")
 
 
 def _count(where: tf.Tensor) -> tf.Tensor:

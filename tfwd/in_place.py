@@ -34,8 +34,8 @@ def parametrize_in_place(
     unsupported_weight_reads.check_calls(target.name, target)
     if any(p.trains_reference for p in weight_selection.elements(parametrizations)):
         raise ValueError(
-            f"{kind} '{target.name}': WeightNorm(gain=True) adds trainable weights, which a model "
-            "that stays in place cannot have: use tfwd.parametrize without in_place=True"
+            f"{kind} '{target.name}': WeightNorm(gain=True) adds trainable weights, which "
+            "in_place=True does not support: call tfwd.parametrize without in_place=True"
         )
     targeted = weight_selection.select(target, parametrizations, exclude)
     patterns = weight_selection.patterns(target, parametrizations, exclude)
@@ -58,9 +58,9 @@ def parametrize_in_place(
 
 
 def _forget_functions(target: keras.Layer) -> None:
-    """Lets models trace their functions again, because their layers compute something else.
+    """Makes each model that contains a layer of the target trace its functions again.
 
-    These are all models with a layer of the target. A layer does not know the models around it.
+    A layer does not know which models contain it. So the function searches all existing models.
     """
     inside = {id(layer) for layer in _keras.layers.all_layers(target)}
     for found in gc.get_objects():
@@ -78,44 +78,44 @@ def remove_in_place(target: keras.Layer, fold: bool) -> None:
         fold: bool. Sets the weights to the values that evaluation uses.
 
     Raises:
-        ValueError: If the layer was parametrized as a part of another one; if a parametrization
-            also acts in evaluation.
+        ValueError: If the layer was parametrized as a part of another layer; if a parametrization
+            also acts in evaluation and `fold` is False.
     """
-    found = installation.inside(target)
-    if not found and (outer := around(target)):
+    installed = installation.inside(target)
+    if not installed and (outer := around(target)):
         raise ValueError(
             f"layer '{target.name}' was parametrized as a part of '{outer[0].target.name}': "
             f"call tfwd.unwrap with '{outer[0].target.name}'"
         )
-    for one in found:
-        given = {target.path: p for target, p in one.targeted}
+    for added in installed:
+        given = {target.path: p for target, p in added.targeted}
         if not fold and weight_selection.acts_in_evaluation(given):
             raise ValueError(
-                f"'{one.target.name}' has a parametrization that also acts in evaluation, such as "
-                "WeightNorm. Without it, the model would compute different outputs. "
-                "tfwd.unwrap(model, fold=True) sets the model's own weights to the effective ones"
+                f"'{added.target.name}' has a parametrization that also acts in evaluation, such "
+                "as WeightNorm. Without it, the model would compute different outputs. Call "
+                "tfwd.unwrap(model, fold=True), which sets the weights to the effective weights"
             )
     if fold:
         for variable, value in installation.evaluation_weights(target):
             _keras.variables.assign(variable, value)
-    for one in reversed(found):
-        installation.remove(one)
-    if found:
+    for added in reversed(installed):
+        installation.remove(added)
+    if installed:
         _forget_functions(target)
 
 
 def added_parametrizations(model: keras.Layer) -> list[InPlace]:
     """Returns the parametrizations that were added in place to a model and to layers in it.
 
-    Each has `calls`, the number of training calls so far. `effective_weights(calls)` are the exact
-    weights that the next training call uses on replica 0, by their names. They are computed from
-    the present raw weights, so ask before the step.
+    Each has `calls`, the number of training calls so far. `effective_weights(calls)` returns, by
+    name, the exact weights that the next training call uses on replica 0. It computes them from the
+    current raw weights, so call it before the step.
 
     Args:
         model: Model or layer.
 
     Returns:
-        A list, in the order in which they are applied. It is empty if there are none.
+        A list, in the order of application. It is empty if the model has no such parametrization.
 
     Example:
         >>> import keras, tensorflow as tf, tfwd

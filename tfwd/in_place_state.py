@@ -1,7 +1,7 @@
 """Stores the state of parametrizations that were added in place.
 
 The files of such a model equal the plain model's files. So seeds, training-call counters and the
-references of Mixout have a file of their own. `keras.callbacks.BackupAndRestore` and
+references of Mixout are saved in a separate file. `keras.callbacks.BackupAndRestore` and
 `tf.train.Checkpoint` store them too.
 """
 
@@ -28,8 +28,8 @@ _CONTENTS = "contents"
 def save_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
     """Saves the state of parametrizations that `tfwd.parametrize(..., in_place=True)` added.
 
-    The state is the seed, the number of training calls, and the references of Mixout. With the
-    model's own files and this file, training resumes with the same draws.
+    The state is the seed, the training-call counter, and the references of Mixout. Training resumes
+    with the same draws if the model's own files and this file are loaded.
 
     Args:
         model: Model or layer with such parametrizations, in itself or in layers inside.
@@ -39,7 +39,7 @@ def save_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: If the model has no such parametrization. A model with tfwd's wrappers keeps its
             state in its own files.
-        OSError: If the file cannot be written. An existing file stays as it was.
+        OSError: If the file cannot be written. An existing file is not changed.
 
     Example:
         >>> import keras, pathlib, tempfile, tfwd
@@ -57,17 +57,17 @@ def save_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
 
 
 def load_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
-    """Loads a state that `tfwd.save_state` saved. Parametrize the model in the same way before.
+    """Loads a state that `tfwd.save_state` saved. First parametrize the model in the same way.
 
     Args:
-        model: Model or layer with the same parametrized weights, and with parametrizations of the
-            same classes, as the saved one. Rates and names of layers may differ.
+        model: Model or layer. It must have the same parametrized weights, and the same classes of
+            parametrizations, as the saved model. Rates and names of layers may differ.
         path: Path of the file.
 
     Raises:
-        ValueError: If the file is not a whole file of `save_state`, or is of a model with other
-            parametrized weights or other kinds of parametrizations. Nothing is loaded then.
-        FileNotFoundError: If there is no file.
+        ValueError: If the file is not a complete file of `save_state`, or belongs to a model with
+            other parametrized weights or other classes of parametrizations. Nothing is loaded then.
+        FileNotFoundError: If the file does not exist.
     """
     added = _added(model)
     where = f"'{os.fspath(path)}'"
@@ -79,7 +79,7 @@ def load_state(model: keras.Layer, path: str | os.PathLike[str]) -> None:
         raise
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"{where} is not a whole file of tfwd.save_state: it was not written by it, or is "
+            f"{where} is not a complete file of tfwd.save_state: it has another format, or it is "
             "damaged. Use another copy. (Weights are in the model's own files: model.load_weights)"
         ) from error
     _check(where, model, added, contents)
@@ -91,7 +91,7 @@ def _added(model: keras.Layer) -> list[InPlace]:
     if not added:
         raise ValueError(
             f"'{model.name}' has no parametrizations in place: call tfwd.parametrize(..., "
-            "in_place=True) first. A model with wrappers of tfwd has its state in its own files"
+            "in_place=True) first. A model with tfwd's wrappers saves its state in its own files"
         )
     return added
 
@@ -133,13 +133,13 @@ def _described(one: InPlace) -> list[list[Any]]:
 
 
 def _check(where: str, model: keras.Layer, added: list[InPlace], contents: list[Any]) -> None:
-    """Raises a ValueError if a state is of another model."""
-    what = f"{where} has the state of another model than '{model.name}'"
-    remedy = "Call tfwd.parametrize as before the file was saved"
+    """Raises a ValueError if a state belongs to another model."""
+    what = f"{where} does not have the state of model '{model.name}'"
+    remedy = "Call tfwd.parametrize in the same way as before the file was saved"
     if len(contents) != len(added):
         raise ValueError(
-            f"{what}: it is of {len(contents)} calls of tfwd.parametrize, and the model had "
-            f"{len(added)}. {remedy}"
+            f"{what}: its state is of {len(contents)} calls of tfwd.parametrize, and the model had "
+            f"{len(added)} calls. {remedy}"
         )
     for one, saved in zip(added, contents, strict=True):
         here = _described(one)
@@ -148,7 +148,7 @@ def _check(where: str, model: keras.Layer, added: list[InPlace], contents: list[
         if len(here) != len(saved):
             raise ValueError(
                 f"{what}: it has {len(saved)} parametrized weights ({_listed(saved)}), the model "
-                f"{len(here)} ({_listed(here)}). {remedy}"
+                f"has {len(here)} ({_listed(here)}). {remedy}"
             )
         found = next(i for i in range(len(here)) if here[i] != saved[i])
         raise ValueError(
@@ -185,15 +185,16 @@ def restore_backup(model: keras.Layer, arrays: dict[str, np.ndarray], where: str
     """Loads the state of a backup.
 
     Raises:
-        ValueError: If the backup has no state, or that of another model.
+        ValueError: If the backup has no state, or has the state of another model.
     """
     added = installation.inside(model)
     if not added:
         return
     if not arrays:
         raise ValueError(
-            f"the backup in '{where}' was made without parametrizations in place, and "
-            f"'{model.name}' has them: delete the backup, or continue without tfwd.parametrize"
+            f"the backup in '{where}' was made without parametrizations in place, but "
+            f"'{model.name}' has parametrizations in place: delete the backup, or resume without "
+            "tfwd.parametrize"
         )
     _check(f"the backup in '{where}'", model, added, _contents(arrays))
     _load(added, arrays)

@@ -1,4 +1,4 @@
-"""Packages that only some features need, and that tfwd does not install by itself."""
+"""Packages that only some features need, and that tfwd does not install by default."""
 
 import importlib.util
 
@@ -7,12 +7,12 @@ def require(package: str, feature: str, extra: str) -> None:
     """Checks that a package is installed.
 
     Args:
-        package: str. The package, by the name that is imported.
-        feature: str. The part of tfwd that needs the package, for the message.
-        extra: str. The extra of tfwd that installs the package.
+        package: str. Import name of the package.
+        feature: str. Part of tfwd that needs the package, for the message.
+        extra: str. Extra of tfwd that installs the package.
 
     Raises:
-        ImportError: the package is not installed. The message says how to install it.
+        ImportError: If the package is not installed. The message says how to install it.
     """
     if importlib.util.find_spec(package) is None:
         raise ImportError(

@@ -26,23 +26,23 @@ def parametrize(
     exclude: str | Sequence[str] | None = None,
     in_place: bool = False,
 ) -> Any:
-    """Lets training calls of a model use functions of its weights.
+    """Adds parametrizations to weights of a model. The model then computes with effective weights.
 
     With `in_place=True` the model stays the same object, with its class, methods, attributes,
-    optimizer and compiled state. Use it for a model with methods of its own, such as `train_step`,
+    optimizer and compiled state. Use it for a model with custom methods, such as `train_step`,
     `generate` or `enable_lora`. Its files equal the plain model's files. `tfwd.unwrap(model)`
-    removes the parametrizations. A second call of `parametrize` adds to the first: its
-    parametrizations are applied to the weights that the first one computes. Functions of `fit`,
-    `evaluate` and `predict` are traced again. A `tf.function` of your own keeps what it was traced
-    with, so make a new one after `parametrize` and after `unwrap`.
+    removes the parametrizations. A second call of `parametrize` adds more parametrizations. They
+    are applied to the effective weights of the first call. Keras traces the functions of `fit`,
+    `evaluate` and `predict` again. A custom `tf.function` is not traced again, so create a new
+    `tf.function` after `parametrize` and after `unwrap`.
 
-    Otherwise the result is another model on the same variables.
+    Without `in_place=True` the result is another model on the same variables.
 
     In a Sequential or functional model each layer with a matching weight is wrapped in its own
     `tfwd.layers.Parametrized`, under the layer's name. This includes nested models. All other
-    layers are shared. A subclassed model is wrapped as a whole, in a `ParametrizedModel`. The
-    wrapper has its call, but none of its other methods. It warns if the model defines `train_step`.
-    The given model is not changed, and still computes with the raw weights.
+    layers are shared. A subclassed model is wrapped as a whole, in a `ParametrizedModel`. This
+    wrapper has the model's call, but none of its other methods. It warns if the model defines
+    `train_step`. The given model is not changed, and still computes with the raw weights.
 
     Args:
         model: Sequential, functional or subclassed Keras model. With `in_place=True` it may be any
@@ -51,9 +51,9 @@ def parametrize(
             `tfwd.layers.Parametrized`. A pattern is matched against the whole model. It is an error
             if it matches nothing. (A subclassed model without weights is checked in its first
             call.) Patterns such as `.*` exclude weights that are never trained, such as moving
-            statistics. The pattern "all" stands for `.*`. If several patterns match, the first one
+            statistics. The pattern "all" means `.*`. If several patterns match, the first pattern
             applies. A pattern whose weights all belong to earlier patterns is an error. The keys
-            are what other functions call `include`.
+            have the meaning of `include` in other functions.
         seed: int. Each wrapped layer gets its own seed: `seed` plus the index of its first weight
             in `model.weights`. With `in_place=True` the whole model has one seed. Default None,
             which draws seeds from Keras's global seed.
@@ -64,14 +64,14 @@ def parametrize(
 
     Returns:
         With `in_place=True` the given model. Otherwise a model with the same weights in the same
-        order. If a Sequential or functional model was compiled, the new one is compiled in the same
-        way, with a new optimizer, as in Keras's `clone_model`. A `ParametrizedModel` is not
+        order. If a Sequential or functional model was compiled, the new model is compiled in the
+        same way, with a new optimizer, as in Keras's `clone_model`. A `ParametrizedModel` is not
         compiled.
 
     Raises:
         ValueError: As `tfwd.layers.Parametrized`; if `parametrizations` is not a dict; if a
             Sequential model is not built yet. With `in_place=True` also if a model or layer is not
-            built; if a pattern matches only frozen weights. The model is then as it was before.
+            built; if a pattern matches only frozen weights. The model is not changed then.
 
     Example:
         >>> import keras, tfwd
@@ -145,7 +145,10 @@ def _check_patterns(model: Any, parametrizations: Any) -> None:
             f"{parametrizations!r}"
         )
     if not parametrizations:
-        raise ValueError("parametrizations is empty: pass at least one pattern, as in the example")
+        raise ValueError(
+            f"parametrizations of model '{model.name}' is empty: pass at least one pattern, such "
+            "as {'kernel': Dropout(0.5)}"
+        )
     for pattern, parametrization in parametrizations.items():
         if not isinstance(parametrization, Parametrization):
             raise ValueError(
@@ -157,8 +160,8 @@ def _check_patterns(model: Any, parametrizations: Any) -> None:
 def unwrap(model: keras.Layer, fold: bool = False) -> keras.Layer:
     """Returns the plain Keras model or layer on the same variables.
 
-    Parametrizations that were added in place, here or in a layer inside, are removed. If there is
-    nothing else of tfwd, the result is the given model itself.
+    It removes parametrizations that were added in place, in the model or in a layer inside. If the
+    model contains nothing else of tfwd, the result is the given model itself.
 
     Wrappers are replaced by the layers they wrap. tfwd's own layers are replaced by plain layers on
     the same variables: `WeightDropLSTM` by `LSTM`, `DropoutEmbedding` by `Embedding`,
@@ -172,9 +175,9 @@ def unwrap(model: keras.Layer, fold: bool = False) -> keras.Layer:
             `WeightNorm`. Such a layer is copied with all its variables, and the copy has the
             effective weights of evaluation as its weights. The copy shares no variable with the
             model. Training the result does not change the model's layer, and training the model
-            does not change the copy. All other layers share their variables as usual. Default
-            False, which rejects such a layer. A layer that was parametrized in place is not
-            copied: its own variables get these values.
+            does not change the copy. All other layers share their variables as usual. A layer that
+            was parametrized in place is not copied: its own variables get the effective weights.
+            Default False, which rejects such a layer.
 
     Returns:
         A model on the same variables, or the same object if it contains nothing of tfwd. Its
@@ -200,7 +203,7 @@ def unwrap(model: keras.Layer, fold: bool = False) -> keras.Layer:
     return _unwrap(model, {}, fold)
 
 
-# Methods with which a model may define its own training.
+# Methods that a model may override to define its own training.
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
@@ -235,8 +238,8 @@ class ParametrizedModel(keras.Model):
             kind = type(model).__name__
             warnings.warn(
                 f"model '{model.name}' of type {kind} has its own {', '.join(own)}, which the "
-                "model around it does not use: fit, evaluate and predict are Keras's. Write a "
-                "custom loop around the new model, or keep the model with in_place=True",
+                "wrapper does not use: the wrapper's fit, evaluate and predict are Keras's. Call "
+                "tfwd.parametrize with in_place=True, or train the wrapper in a custom loop",
                 stacklevel=3,
             )
         self.parametrized = Parametrized(

@@ -1,4 +1,4 @@
-"""Regular expressions on paths of variables and keys of files, with one meaning everywhere."""
+"""Regular expressions for the paths of variables and the keys of files."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def matches(expression: re.Pattern[str], path: str) -> bool:
 
 
 class PatternIndex:
-    r"""Index of regular expressions, for the lookup of all that match a text.
+    r"""Index that finds all regular expressions that match a text.
 
     An expression is stored under the components with which each of its matches begins:
     `enc\.layer\.0\.dense` under "enc.layer.0.". An expression that does not begin with literal
-    text is stored under "", and is tried for every text. The time of a lookup therefore depends
-    only on the number of such expressions.
+    text is stored under "", and is tried for every text. So the time of a lookup depends only on
+    the number of expressions under "".
 
     Args:
         expressions: compiled regular expressions.
@@ -56,7 +56,7 @@ class PatternIndex:
             self._by_front.setdefault(front(expression), []).append((i, expression))
 
     def matches(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
-        """Yields the number of each expression that matches a whole text, and the match."""
+        """Yields the index of each expression that matches the full text, and the match."""
         for beginning in _beginnings(text):
             for i, expression in self._by_front.get(beginning, ()):
                 if match := expression.fullmatch(text):

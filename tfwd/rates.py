@@ -1,8 +1,8 @@
 """Rates and standard deviations: numbers, variables or schedules.
 
 A rate is a number, a variable, or a schedule, which is any callable of the training-call counter.
-Known properties are checked when a layer is built. The other ones are checked when the rate is
-read, and errors then name the layer and the weight.
+Known properties are checked when a layer is built. Other properties are checked when the rate is
+read. The errors name the layer and the weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _where: contextvars.ContextVar[str] = contextvars.ContextVar("where", default=""
 
 @contextlib.contextmanager
 def named_in_errors(where: str) -> Iterator[None]:
-    """Makes errors about values that are read in the body name this weight and layer."""
+    """Makes errors in the body name a weight and its layer, if a value is read there."""
     token = _where.set(where)
     try:
         yield
@@ -58,8 +58,8 @@ def _is_variable(value: Any) -> bool:
 def check(where: str, name: str, value: Any, below: float) -> None:
     """Checks the known properties of a rate. Other properties are checked when it is read.
 
-    A schedule is called for two call numbers, twice each. It must return a real scalar, and the
-    same one both times.
+    A schedule is called for two call numbers, twice for each number. It must return a real scalar,
+    and the same scalar both times.
 
     Args:
         where: Beginning of the error message, which names the layer and the weight.
@@ -106,16 +106,16 @@ def _fault(value: Any) -> str:
 
 
 def _try(where: str, name: str, schedule: Any) -> None:
-    """Raises a ValueError if a schedule visibly does not return real scalars."""
+    """Calls a schedule. Raises a ValueError if its results are not real scalars, or are random."""
     for call in (0, 1000):
         try:
-            with tf.init_scope():  # in a function it would draw only once
+            with tf.init_scope():  # inside a tf.function, a random schedule would draw only once
                 number = tf.constant(call, tf.int64)
                 values = [schedule(number), schedule(number)]
                 fault = _fault(values[0])
                 found = [] if fault else [float(value) for value in values]
         except Exception:
-            return  # it may need something that exists only when it is read; then it raises itself
+            return  # it may need objects that exist only when it is read; that read raises an error
         if fault:
             raise ValueError(
                 f"{where}: {name} must be a schedule that returns a real scalar; for call {call} "
@@ -137,7 +137,8 @@ def read(value: Scalar, call: tf.Tensor, below: float) -> Scalar:
         call: int64 scalar. Number of the training call.
         below: Upper limit of the value.
 
-    Under XLA, which drops assertions, it is NaN if it is out of range. Then the weight is NaN.
+    XLA drops assertions. Under XLA, a value out of range becomes NaN, and the effective weight
+    becomes NaN.
 
     Raises:
         ValueError: If a schedule does not return a real scalar.

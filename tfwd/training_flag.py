@@ -53,10 +53,10 @@ def call_with_bool(training: bool | tf.Tensor, function: Callable[[bool], T]) ->
 
 
 def cond(training: bool | tf.Tensor, if_training: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Calls one function in training and the other one in evaluation.
+    """Calls one function in training and the other function in evaluation.
 
-    For a Python bool only the chosen function runs. For a tensor both are traced, as branches of a
-    `tf.cond`. Then they must return the same structure.
+    For a Python bool only the chosen function runs. For a tensor both functions are traced, as
+    branches of a `tf.cond`. They must then return the same structure.
 
     Example:
         >>> cond(True, lambda: "dropped", lambda: "raw")

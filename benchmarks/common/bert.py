@@ -24,10 +24,10 @@ BASE = Sizes(12, 768, 12, 3072)
 
 
 def data(texts: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns token ids and a mask of the positions that are no padding.
+    """Returns token ids and a mask, which is 1 at positions without padding.
 
     Args:
-        texts: number of texts, and positions in each.
+        texts: Number of texts, and number of positions in each text.
     """
     rng = np.random.default_rng(0)
     ids = rng.integers(1, VOCABULARY, texts).astype("int32")
@@ -39,15 +39,16 @@ def data(texts: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 def ours(
     sizes: Sizes, texts: tuple[int, int], dropout: float = 0.0
 ) -> tuple[Any, Callable[..., Any]]:
-    """Returns tfwd's model, and the outputs on the texts as a function.
+    """Returns tfwd's model, and a function that computes its outputs on the texts.
 
     Args:
-        sizes: sizes of the model.
-        texts: number of texts, and positions in each.
-        dropout: rate of hidden dropout and of attention dropout.
+        sizes: Sizes of the model.
+        texts: Number of texts, and number of positions in each text.
+        dropout: Rate of hidden dropout and of attention dropout.
 
     Returns:
-        The built model, and `call(training, model=model)`: `model` may be a wrapper of it.
+        The built model, and a function `call(training, model=model)`. Its `model` may be a wrapper
+        of the built model.
     """
     import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Sizes that are doubled, and tables and plots of how a cost grows with them."""
+"""Sizes that are doubled, and tables and plots of the growth of a cost with the size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from common import measure, plots
 from common.measure import Row
 
-# By axis: the model, its fixed sizes, and the values of the size that is doubled.
+# For each axis: the model, its fixed sizes, and the values of the size that is doubled.
 SWEEPS: dict[str, tuple[str, dict[str, int], list[int]]] = {
     "width": ("dense", {"depth": 2, "batch": 64}, [512, 1024, 2048, 4096]),
     "depth": ("dense", {"width": 1536, "batch": 64}, [1, 2, 4, 8]),
@@ -40,7 +40,7 @@ def ways(axis: str, has_torch: bool) -> list[str]:
 
 
 def rows(cost: str, costs: dict[str, dict[str, list[float]]]) -> list[Row]:
-    """Returns a row for each axis: the exponent of tfwd, and the exponents of the other ways."""
+    """Returns a row for each axis, with the exponents of tfwd and of the other ways."""
     made = []
     for axis, by_way in costs.items():
         model, _, values = SWEEPS[axis]
@@ -58,11 +58,11 @@ def draw(
     """Draws a plot for each model, with a panel for each axis.
 
     Args:
-        title: title of the plots, without the model.
-        unit: unit of the costs.
-        costs: by axis and way, a cost for each value of the axis.
-        folder: the plots are `dense_<cost>.png` and `lstm_<cost>.png` in this folder.
-        cost: end of the files' names.
+        title: Title of the plots, without the model.
+        unit: Unit of the costs.
+        costs: dict from an axis and a way to a cost for each value of the axis.
+        folder: Folder of the plots, which are `dense_<cost>.png` and `lstm_<cost>.png`.
+        cost: End of the file names.
     """
     for model, name in TITLES.items():
         panels = [

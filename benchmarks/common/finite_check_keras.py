@@ -2,10 +2,10 @@
 
 A *way* is the check for NaN in a step:
 
-    bare                       nothing
-    FiniteCheck                tfwd's callback, the whole model, in every step
+    bare                       no check
+    FiniteCheck                tfwd's callback checks the whole model in every step
     FiniteCheck(every_n_steps=10)      the same in one of ten steps
-    ApplyIfFinite              tfwd's optimizer around the model's, and nothing else
+    ApplyIfFinite              only tfwd's optimizer around the model's optimizer
     enable_check_numerics      TensorFlow's check of each operation
 """
 
@@ -85,7 +85,7 @@ def _block(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def largest_activation(name: str, batch: int) -> int:
-    """Returns the bytes of the largest output of a layer."""
+    """Returns the number of bytes of the largest layer output."""
     shapes = [layer.output.shape for layer in model(name).layers]
     return 4 * batch * max(math.prod(shape[1:]) for shape in shapes)
 
@@ -94,10 +94,10 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
     """Returns a model in one way, after its first step.
 
     Args:
-        name: name of the model.
-        way: a way of this module's docstring.
+        name: Name of the model.
+        way: A way of this module's docstring.
         compiled: `jit_compile` of `Model.compile`.
-        batch: number of examples in a batch. None: the usual number.
+        batch: Number of examples in a batch. Default None, for the usual number.
     """
     trained = model(name)
     optimizer = keras.optimizers.Adam(LEARNING_RATE)
@@ -121,7 +121,7 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
             logs = trained.train_function(iterator)
         return float(logs["loss"])
 
-    # It acts when a graph is made. It is turned off again, so that it slows no other side.
+    # It acts while a graph is traced. Then it is turned off, so that it slows no other side.
     if way == TENSORFLOW:
         tf.debugging.enable_check_numerics()
     try:
@@ -158,7 +158,7 @@ def _same(before: np.ndarray, after: np.ndarray) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Returns in a few words why a step could not be made."""
+    """Returns a short reason why a step failed."""
     if "unsupported operations" in str(error):
         return "does not compile"
     return f"{type(error).__name__}: {error}".splitlines()[0][:80]

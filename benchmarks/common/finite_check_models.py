@@ -1,4 +1,4 @@
-"""Sizes and names of the five models of finite_check_cost.py; imports no library."""
+"""Sizes and names of the five models of finite_check_cost.py. It imports no library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = {
 DEPTH, STACK_DEPTH = 8, 100
 FILTERS, UNITS, HEADS, WIDE = (32, 64), 200, 4, 1024
 CLASSES = 10
-# So small that no model diverges or converges, however long it is measured.
+# So small that no model diverges or converges during a measurement.
 LEARNING_RATE = 1e-7
 
 BARE = "bare"
@@ -34,10 +34,10 @@ class Side(NamedTuple):
     """One way to train a model.
 
     Attributes:
-        step: makes `steps(name)` steps, waits for them, and returns the last loss.
-        plant: makes an element of the last layer's kernel NaN, makes a step, and returns the
-            outcome in words. The layer is the last one, since a `relu` behind an earlier layer
-            makes 0 of NaN in some graphs.
+        step: Function that makes `steps(name)` steps, waits for them, and returns the last loss.
+        plant: Function that sets an element of the last layer's kernel to NaN, makes a step, and
+            returns the outcome in words. An earlier layer is not suitable, because its `relu`
+            converts NaN to 0 in some graphs.
     """
 
     step: Callable[[], float]
@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
 
 def depth(name: str) -> int:
-    """Returns the number of hidden Dense layers of a model that has nothing else."""
+    """Returns the number of hidden layers of a model that has only Dense layers."""
     return STACK_DEPTH if name == STACK else DEPTH
 
 
@@ -67,7 +67,7 @@ def title(name: str) -> str:
 
 
 def data(name: str, batch: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and labels, the same each time; `batch` replaces the usual batch size."""
+    """Returns inputs and labels, the same in each call. `batch` replaces the usual batch size."""
     import numpy as np
 
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Models, batches and tfwd's side for the benchmarks of gradient moments."""
+"""Models, batches and tfwd's runs for the benchmarks of gradient moments."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def ours(case: Case) -> dict[str, Callable[[], Any]]:
-    """Returns runs of a plain gradient, `plain`, and of both moments, `tfwd`."""
+    """Returns a run of a plain gradient, named `plain`, and a run of both moments, named `tfwd`."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model, given = case.model, (tf.constant(case.x), tf.constant(case.y))
 

@@ -1,4 +1,4 @@
-"""Measurements of models with many weights, each side in a process of its own."""
+"""Measurements of models with many weights, each side in a separate process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TITLES = {
     "BERT": "BERT of 12 layers of 64, 8 texts of 64",
     "LSTMs": "8 LSTMs of 64, 8 sequences of 10",
 }
-# Goals: by model and figure, the other side, and the most that may be spent of its cost.
+# Goals. For each model and figure: the other side, and the largest ratio to its cost.
 GOALS = {
     ("dense16", "first step"): ("naive", 1.5),
     ("dense16", "step"): ("naive", 1.0),
@@ -43,7 +43,7 @@ GOALS = {
     ("BERT", "first step"): ("plain", 1.5),
 }
 FIGURES = ("first step", "step", "eager forward", "eager forward and backward")
-# Another round begins if it would end within this time; one takes about 100 seconds.
+# Another round begins if it would end within this time. A round takes about 100 seconds.
 SECONDS = 115.0
 
 
@@ -85,8 +85,8 @@ def child(name: str, side: str) -> dict[str, Any]:
 
     found["eager forward"] = timed(forward, 5)
     found["eager forward and backward"] = timed(both, 5)
-    ahead, whole = operations(forward), operations(both)
-    found["operations"] = [ahead[0], whole[0] - ahead[0], whole[1]]
+    in_forward, in_both = operations(forward), operations(both)
+    found["operations"] = [in_forward[0], in_both[0] - in_forward[0], in_both[1]]
     return found
 
 
@@ -102,11 +102,11 @@ def timed(function: Callable[[], Any], times: int, warmup: int = 2) -> float:
 
 
 def operations(function: Callable[[], Any]) -> tuple[int, int]:
-    """Counts the operations that a function adds to a graph, with those in functions that it calls.
+    """Counts the operations that a function adds to a graph, including called functions.
 
     Returns:
-        The number of operations that TensorFlow runs one by one, and the number in functions that
-        XLA compiles.
+        The number of operations that TensorFlow runs one by one, and the number of operations in
+        functions that XLA compiles.
     """
     import tensorflow as tf
 
@@ -139,7 +139,7 @@ def in_a_process(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
-    """Returns the rows of a model: times over the side that the goal names, or over plain."""
+    """Returns the rows of a model: ratios to the side that the goal names, or to plain."""
     made = []
     for figure in FIGURES:
         times = {
@@ -168,12 +168,12 @@ def rows(name: str, found: dict[str, list[dict[str, Any]]]) -> list[Row]:
 
 
 def measured(script: str, names: Sequence[str], doc: str | None) -> None:
-    """Measures models for as many rounds as there is time for, and reports.
+    """Measures models in rounds until the time is over, and reports.
 
     Args:
-        script: path of the script. Its children are the same script with `--child`.
-        names: names of the models.
-        doc: the script's docstring.
+        script: Path of the script. Its child processes run the same script with `--child`.
+        names: Names of the models.
+        doc: Docstring of the script.
     """
     parser = measure.parser(doc)
     parser.add_argument("--child", nargs=2, help="measure this model and side in this process")

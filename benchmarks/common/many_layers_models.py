@@ -34,7 +34,7 @@ class NaiveDense(keras.layers.Dense):
 
 
 class Naive(keras.layers.Wrapper):
-    """Another layer on dropped weights, which `keras.StatelessScope` substitutes."""
+    """A wrapper that runs a layer on dropped weights, with `keras.StatelessScope`."""
 
     def build(self, *shapes: Any) -> None:
         self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
@@ -82,7 +82,7 @@ def lstms(depth: int, width: int, side: str) -> Made:
 
 
 def mobilenet(side: str) -> Made:
-    """Returns MobileNetV2. `tfwd.parametrize` drops every kernel of it."""
+    """Returns MobileNetV2. On tfwd's side, `tfwd.parametrize` drops every kernel."""
     model = keras.applications.MobileNetV2((64, 64, 3), weights=None, classes=10)
     if side == "tfwd":
         model = tfwd.parametrize(model, {r".*kernel": parametrizations.Dropout(RATE)})

@@ -1,9 +1,10 @@
-"""The matrix products of a training step alone, which no implementation can leave out.
+"""Only the matrix products of a training step, which every implementation needs.
 
 An LSTM of time T, batch B, input I and units U has `R = T B` rows and `24 R U (U + I)` floating
-point operations, forward and backward. Each of two loops over the steps has `8 R U^2`, in products
-of B rows. The rest are products of all rows. This module makes these products in the same order,
-and nothing else: no gates, no masks, no updates. The loops use four blocks, as tfwd's LSTM does.
+point operations, forward and backward. Each of two loops over the steps has `8 R U^2` operations,
+in products of B rows. All other operations are in products of all rows. This module computes only
+these products, in the same order, without gates, masks and updates. The loops use four blocks, as
+tfwd's LSTM does.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ class Dense(NamedTuple):
 
 
 def run(layers: Sequence[Lstm | Dense]) -> Callable[[], None]:
-    """Returns a function that makes the products of the layers, one layer after the other."""
+    """Returns a function that computes the products of the layers, one layer after the other."""
     made = [_lstm(*layer) if isinstance(layer, Lstm) else _dense(*layer) for layer in layers]
 
     @tf.function
-    def all_of_them() -> list[tf.Tensor]:
+    def products() -> list[tf.Tensor]:
         found: list[list[tf.Tensor]] = [[]]
         for make in made:
             with tf.control_dependencies(found[-1]):
                 found.append(make())
-        # Returns all tensors: TensorFlow leaves out an operation that is only waited for.
+        # All tensors are returned, because TensorFlow removes an operation without a used result.
         return [tensor for tensors in found for tensor in tensors]
 
     def step() -> None:
-        for tensor in all_of_them():
+        for tensor in products():
             tensor.numpy()
 
     return step
 
 
 def _given(*shapes: tuple[int, int]) -> list[tf.Variable]:
-    """Returns random matrices. Their products in a loop grow smaller, and so do not overflow."""
+    """Returns small random matrices. Their products in a loop get smaller and do not overflow."""
     return [
         tf.Variable(tf.random.stateless_normal(shape, [1, i]) / (8 * shape[0] ** 0.5))
         for i, shape in enumerate(shapes)
@@ -63,7 +64,7 @@ def _dense(rows: int, features: int, units: int) -> Callable[[], list[tf.Tensor]
     variables = _given((rows, features), (features, units))
 
     def make() -> list[tf.Tensor]:
-        # Reads the variables here, so that TensorFlow does not reuse products of another step.
+        # The variables are read here, so that TensorFlow does not reuse products of another step.
         x, kernel = (variable.read_value() for variable in variables)
         z = x @ kernel
         return [tf.matmul(z, kernel, transpose_b=True), tf.matmul(x, z, transpose_a=True)]
@@ -77,7 +78,7 @@ def _lstm(time: int, batch: int, features: int, units: int) -> Callable[[], list
     variables = _given(
         (rows, features), (rows, units), (features, 4 * units), square, square, square, square
     )
-    steps = tf.Variable(time)  # not a constant, or the loop would be unrolled
+    steps = tf.Variable(time)  # with a constant, the loop would be unrolled
 
     def loop(state: tf.Tensor, blocks: list[tf.Tensor]) -> tf.Tensor:
         return tf.while_loop(

@@ -1,9 +1,9 @@
 """Timing, comparison and report of the benchmarks.
 
 Candidates run in turn in one process, so that other programs on the machine slow all candidates
-alike. A comparison is the median of the ratios within the rounds; single times mean little. Each
+equally. A comparison is the median of the ratios within the rounds. Single times mean little. Each
 library gets as many threads as there are cores. The results of a script are a list of `Row`s.
-`report` prints them as a table and, last, as one line of JSON, which `run_all.py` collects.
+`report` prints the rows as a table, and then as one line of JSON, which `run_all.py` collects.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# PyTorch's builds for GPUs load Triton if it is installed. Triton's LLVM ends a process that has
-# loaded TensorFlow's LLVM. On a CPU nothing needs Triton.
+# PyTorch's builds for GPUs load Triton if it is installed. Triton's LLVM crashes a process that has
+# loaded TensorFlow's LLVM. On a CPU, PyTorch does not need Triton.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 # Progress and tables go to standard error; standard output ends with the JSON line.
 CONSOLE = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-# After its turn a library's threads spin for some milliseconds on the cores of the next library.
+# After a turn, the library's threads spin for some milliseconds and slow the next library.
 PAUSE = 0.01
 
 
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Returns the spread of some values. One value is its own quartiles."""
+        """Returns the spread of some values. The quartiles of one value are the value itself."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -56,17 +56,18 @@ class Row:
     """One claim and its measurement.
 
     Attributes:
-        claim: the claim in words.
-        figure: the measured ratio or share.
-        means: meaning of the figure, such as "time over naive".
-        ours: tfwd's side in `unit`, or None where the figure is enough.
-        peers: the other sides by name, in `unit`; a text says why there is no figure.
-        unit: unit of `ours` and `peers`.
-        at_most: goal for the median. At most one of the three goals is given. Without a goal the
-            figure is only stated.
-        at_least: goal for the median.
-        no_more: goal for two sides that do the same work. They measure alike only within the
-            spread, so the lower quartile must not be above the goal.
+        claim: The claim in words.
+        figure: The measured ratio or share.
+        means: Meaning of the figure, such as "time over naive".
+        ours: Cost of tfwd's side in `unit`, or None if the figure is enough.
+        peers: Costs of the other sides by name, in `unit`. A text is the reason why a cost is
+            missing.
+        unit: Unit of `ours` and `peers`.
+        at_most: Upper limit of the median. At most one of the three goals is given. Without a goal
+            the figure is only stated.
+        at_least: Lower limit of the median.
+        no_more: Upper limit for two sides that do the same work. Their times are equal only within
+            the spread. So the lower quartile must not be above the limit.
     """
 
     claim: str
@@ -81,8 +82,8 @@ class Row:
 
     @property
     def reached(self) -> bool | None:
-        """Tells whether the median is where it must be; None if there is no goal."""
-        # The comparison uses the printed figure: two decimals.
+        """True if the goal is reached. None if there is no goal."""
+        # The comparison uses the printed figure, which has two decimals.
         median = round(self.figure.median, 2)
         if self.at_most is not None:
             return median <= self.at_most
@@ -99,7 +100,7 @@ class Row:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Row:
-        """Returns the row of a dict that `to_json` made."""
+        """Creates a row from a dict of `to_json`."""
         fields = {name: value for name, value in fields.items() if name != "reached"}
         return cls(**{**fields, "figure": Spread(**fields["figure"])})
 
@@ -112,7 +113,7 @@ def cores() -> int:
 def equal_threads() -> int:
     """Gives TensorFlow and PyTorch one thread per core, and returns the number of threads.
 
-    PyTorch gets its threads only if it is imported already.
+    PyTorch must already be imported to get its threads.
     """
     import tensorflow as tf
 
@@ -124,7 +125,7 @@ def equal_threads() -> int:
 
 
 def progress() -> Progress:
-    """Returns a progress bar with the current task, the number of finished ones and the time."""
+    """Returns a progress bar with the current task, the number of finished tasks and the time."""
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=CONSOLE, transient=True)
 
@@ -143,20 +144,21 @@ def alternate(
     """Runs the candidates in turn and times each run.
 
     Args:
-        candidates: functions by name; each waits until its work is done.
-        seconds: no new round begins after this time, except for the first `least` rounds.
-        rounds: the most rounds. In each round every candidate has one turn. A different candidate
-            begins each round.
-        least: the fewest rounds.
-        calls: calls in a turn, for work of less than some milliseconds. The result is the time of
-            one call.
-        warmup: calls of each candidate that are made first and not timed: tracing and compiling.
-        title: title of the progress bar.
-        clock: the clock; `time.process_time` where other programs compute on the machine.
+        candidates: Functions by name. Each function waits until its work is done.
+        seconds: No new round begins after this time, except for the first `least` rounds.
+        rounds: Largest number of rounds. In each round, every candidate has one turn. A different
+            candidate begins each round.
+        least: Smallest number of rounds.
+        calls: Number of calls in a turn. Use several calls if a call takes less than some
+            milliseconds. The result is the time of one call.
+        warmup: Number of first calls of each candidate that are not timed, because they trace and
+            compile.
+        title: Title of the progress bar.
+        clock: Clock function. Use `time.process_time` if other programs compute on the machine.
 
     Returns:
-        By name, the seconds of one call in each round. The same index in two lists is the same
-        round.
+        dict from a name to the seconds of one call in each round. Entries with the same index in
+        two lists are from the same round.
     """
     names = list(candidates)
     measured: dict[str, list[float]] = {name: [] for name in names}
@@ -195,7 +197,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
 
 
 def exponents(sizes: Sequence[float], costs: Sequence[float]) -> Spread:
-    """Returns the log-log slopes of costs over sizes: median, least and greatest.
+    """Returns the log-log slopes of costs over sizes: median, smallest and largest.
 
     The slope between two neighbours is `log(cost_2 / cost_1) / log(size_2 / size_1)`.
     """
@@ -214,13 +216,13 @@ def milliseconds(times: Mapping[str, Sequence[float]]) -> dict[str, float | str]
 def time_over(
     claim: str, times: Mapping[str, Sequence[float]], ours: str, other: str, **goal: float | None
 ) -> Row:
-    """Returns the row of our time over another side's time.
+    """Returns a row with the ratio of our time to another side's time.
 
     Args:
-        claim: the claim in words.
-        times: by side, the seconds of each round.
-        ours: our side.
-        other: the other side.
+        claim: The claim in words.
+        times: dict from a side to the seconds of each round.
+        ours: Name of our side.
+        other: Name of the other side.
         goal: `at_most` or `no_more` of the row.
     """
     median = {side: 1e3 * statistics.median(times[side]) for side in (ours, other)}
@@ -230,16 +232,16 @@ def time_over(
 
 
 def module(name: str, what: str) -> Any | None:
-    """Returns a module, or None if it cannot be imported, and prints the reason."""
+    """Returns a module. If it cannot be imported, prints the reason and returns None."""
     return attempt(lambda: importlib.import_module(name), what)
 
 
 def attempt(make: Callable[[], Any], what: str) -> Any | None:
-    """Returns what `make` returns, or None if it fails, and prints the reason.
+    """Returns the result of `make`. If `make` fails, prints the reason and returns None.
 
     Args:
-        make: makes a peer.
-        what: the peer's name.
+        make: Function that makes a peer.
+        what: Name of the peer.
     """
     try:
         return make()
@@ -251,12 +253,12 @@ def attempt(make: Callable[[], Any], what: str) -> Any | None:
 def parser(
     doc: str | None, seconds: float | None = None, of: str = "the rounds"
 ) -> argparse.ArgumentParser:
-    """Returns the command line of a script.
+    """Returns the command-line parser of a script.
 
     Args:
-        doc: the script's docstring, which describes it.
-        seconds: default of `--seconds`. None: the script does not have this flag.
-        of: the part of the work that `--seconds` is for.
+        doc: Docstring of the script, which is the description.
+        seconds: Default of the flag `--seconds`. None, the default, adds no flag.
+        of: Part of the work that `--seconds` limits, for the help text.
     """
     options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -281,7 +283,7 @@ def verdict(row: Row) -> str:
 
 
 def number(value: float | str | None, unit: str = "") -> str:
-    """Returns a figure with three digits and its unit. A text stays as it is."""
+    """Returns a figure with three digits and its unit. Returns a text unchanged."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -306,9 +308,9 @@ def report(benchmark: str, rows: Sequence[Row], **data: Any) -> None:
     """Prints the rows as a table on the terminal, and then as one line of JSON.
 
     Args:
-        benchmark: the script's name.
-        rows: the script's results.
-        data: further entries of the JSON line, such as the points of a plot.
+        benchmark: Name of the script.
+        rows: Results of the script.
+        data: Additional entries of the JSON line, such as the points of a plot.
     """
     table = Table(title=benchmark)
     for head in HEADS:

@@ -1,4 +1,4 @@
-"""Peak memory of a training step above the same step without perturbation."""
+"""Peak memory of a training step above the same step without parametrizations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from common.measure import Row, Spread
 
 
 def workload_step(kind: str, way: str) -> object:
-    """Returns a step of `workloads.train_step`; for a child."""
+    """Returns a step of `workloads.train_step`. It is called in a child process."""
     measure.equal_threads()
     from common import workloads
 
@@ -15,19 +15,19 @@ def workload_step(kind: str, way: str) -> object:
 
 
 def torch_step(way: str) -> object:
-    """Returns a step of `torch_workloads.train_step`; for a child."""
+    """Returns a step of `torch_workloads.train_step`. It is called in a child process."""
     from peers import torch_workloads
 
     return torch_workloads.train_step(way)
 
 
 def above(with_: list[int] | str, without: list[int] | str, size: int) -> Spread | str:
-    """Returns by which share of `size` bytes one peak exceeds the median of the other.
+    """Returns the extra memory of some peaks over the median of other peaks, as a share of `size`.
 
     Args:
-        with_: peaks in bytes, or a text that says why there are none.
-        without: the peaks to compare with, or such a text.
-        size: number of bytes.
+        with_: Peaks in bytes, or a text with the reason why they are missing.
+        without: Peaks to compare with, or such a text.
+        size: Number of bytes.
     """
     for found in (with_, without):
         if isinstance(found, str):
@@ -37,19 +37,19 @@ def above(with_: list[int] | str, without: list[int] | str, size: int) -> Spread
 
 
 def shown(share: Spread | str) -> float | str:
-    """Returns the median, or the text that says why there is none."""
+    """Returns the median, or the text with the reason why it is missing."""
     return share if isinstance(share, str) else share.median
 
 
 def rows(name: str, title: str, figure: Spread | str, peers: dict, at_most: float) -> list[Row]:
-    """Returns the row of a way; no row if its memory could not be measured.
+    """Returns a list with the row of a way, or an empty list if its memory was not measured.
 
     Args:
-        name: the way, for the message that it could not be measured.
-        title: the way and its model, for the claim.
-        figure: the share of the weights, or a text that says why there is none.
-        peers: the shares of the other sides.
-        at_most: the largest share that is to be reached.
+        name: Name of the way, for the message that it could not be measured.
+        title: Name of the way and its model, for the claim.
+        figure: Share of the weights, or a text with the reason why it is missing.
+        peers: Shares of the other sides.
+        at_most: Goal: the largest share.
     """
     if isinstance(figure, str):
         measure.CONSOLE.print(f"without {name}: {figure}", style="red")

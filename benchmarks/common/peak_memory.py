@@ -1,16 +1,16 @@
-"""Peak memory of a step, in a process of its own.
+"""Peak memory of a step in a separate process.
 
-The figure is the peak of the resident set during the step, minus its level just before. Linux keeps
-the peak as VmHWM and resets it on request (/proc/self/clear_refs). Then every step has a figure of
-its own, and the first steps, which trace and compile, are left out. On other systems the peak is
-ru_maxrss, which never falls. There is one figure for all steps then, including the first.
+The figure is the peak of the resident set during the step, minus its level just before. Linux has
+the peak as VmHWM and resets it on request (/proc/self/clear_refs). Every step then has its own
+figure, and the first steps, which trace and compile, are not measured. On other systems the peak is
+ru_maxrss, which never decreases. There is then one figure for all steps, including the first step.
 
-Freed memory must leave the process. TensorFlow on x86 keeps freed memory in a pool of its own, so
-it is told to use the system's allocator. The allocator of glibc is told to return blocks of more
-than a megabyte at once. So the figure counts live memory, without the free memory of a pool.
+Freed memory must leave the process. TensorFlow on x86 keeps freed memory in its own pool. So an
+environment variable makes it use the system's allocator. Other variables make glibc's allocator
+return blocks of more than a megabyte immediately. So the figure counts only memory in use.
 
-A process begins as a fork of a process that has imported TensorFlow and not used it. That is as
-good as a new process, and three seconds faster.
+A process begins as a fork of a process that has imported TensorFlow and not used it. A fork gives
+the same results as a new process, and starts three seconds faster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STATUS = Path("/proc/self/status")
 
 
 def can_reset() -> bool:
-    """Checks whether this process can reset its peak."""
+    """Returns True if this process can reset its peak."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -51,7 +51,7 @@ def can_reset() -> bool:
 
 
 def method() -> str:
-    """Returns in words how memory is measured on this machine."""
+    """Returns a text that says how memory is measured on this machine."""
     if can_reset():
         return "VmHWM during a step, less VmRSS before it"
     return "growth of ru_maxrss from before the first step"
@@ -65,9 +65,9 @@ def _status(field: str) -> int:
 
 
 def resident() -> int:
-    """Returns the resident set in bytes, after free memory was given back.
+    """Returns free memory to the system, and returns the size of the resident set in bytes.
 
-    Returns the largest resident set so far on systems that do not report the current one.
+    On systems that do not report it, the result is the largest resident set so far.
     """
     give_back()
     return _status("VmRSS") if STATUS.exists() else _largest()
@@ -80,22 +80,22 @@ def _largest() -> int:
 
 
 def give_back() -> None:
-    """Collects garbage, and returns free memory to the system where glibc can."""
+    """Collects garbage, and returns free memory to the system if the C library is glibc."""
     gc.collect()
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]:
-    """Returns by how many bytes each step raised the resident set of this process at its peak.
+    """Returns the bytes of each step: the peak of the resident set minus its size before the step.
 
     Args:
-        step: runs one step, and waits for it.
-        steps: number of measured steps.
-        warmup: number of steps before. They are measured too if the peak cannot be reset.
+        step: Function that runs one step, and waits for it.
+        steps: Number of measured steps.
+        warmup: Number of steps before. They are measured too if the peak cannot be reset.
 
     Returns:
-        A figure for each step, or a single figure if the peak cannot be reset.
+        A list with a figure for each step, or with a single figure if the peak cannot be reset.
     """
     if not can_reset():
         give_back()
@@ -135,7 +135,7 @@ def _shown(answer: Any) -> str:
 
 
 def _answer(child: Any, answer: Any, seconds: float) -> Any:
-    """Returns the answer of a child, or a text if there is none within the time; ends the child."""
+    """Returns the answer of a child, or a text if it does not answer in time. Ends the child."""
     end = time.monotonic() + seconds
     found = None
     while found is None and time.monotonic() < end:
@@ -161,19 +161,21 @@ def in_children(
     at_once: int = 2,
     preload: Sequence[str] = ("tensorflow", "keras", "tfwd.layers"),
 ) -> dict[str, Any]:
-    """Measures the peak of one step of each configuration, each in a process of its own.
+    """Measures the peak of one step of each configuration, each in a separate process.
 
     Args:
-        make: a function of a module's top level; `make(*arguments)` returns the step.
-        configurations: the arguments by the configuration's name.
-        steps: number of measured steps. None: the function that `make` returns measures by itself.
-        seconds: a child that takes longer is ended.
-        at_once: number of children that run at the same time. Most of their time is tracing, and
-            the memory of a process does not depend on the others.
-        preload: modules that the children's parent imports.
+        make: Function at the top level of a module. `make(*arguments)` returns the step.
+        configurations: dict from a configuration's name to the arguments.
+        steps: Number of measured steps. If it is None, the function that `make` returns must
+            return the results itself. Default 3.
+        seconds: Time limit. A child that takes longer is killed.
+        at_once: Number of children that run at the same time. Most of their time is tracing, and
+            the memory of a process does not depend on other processes.
+        preload: Modules that the parent process of the children imports.
 
     Returns:
-        By name, the bytes of each step or the child's own results; a text if it failed.
+        dict from a name to the bytes of each step or the child's own results. It is a text if the
+        child failed.
     """
     kind = "forkserver" if sys.platform == "linux" else "spawn"
     context: Any = multiprocessing.get_context(kind)

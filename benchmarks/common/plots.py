@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 FOLDER = Path(__file__).resolve().parents[1] / "plots"
-# tfwd has the strong colour. The side without perturbation, which costs least, is grey.
+# tfwd has the strongest colour. The side without parametrizations is grey.
 COLOURS = {"tfwd": "#c0392b", "naive": "#3b6ea5", "without": "#888888", "PyTorch": "#d68910"}
 MARKERS = {"tfwd": "o", "naive": "s", "without": "^", "PyTorch": "D"}
 
@@ -23,10 +23,10 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: title above the axes.
-        size: name of the doubled size, the horizontal axis.
-        values: values of the size.
-        costs: by the line's name, a cost for each value.
+        title: Title above the axes.
+        size: Name of the doubled size, on the horizontal axis.
+        values: Values of the size.
+        costs: dict from the name of a line to a cost for each value.
     """
 
     title: str

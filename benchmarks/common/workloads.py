@@ -1,11 +1,11 @@
 """Models that several benchmarks train, each in several ways.
 
-A *kind* is a stack of equal layers with an input; a *way* is how its weights are perturbed:
+A *kind* is a stack of equal layers with an input. A *way* is the method that changes its weights:
 
-    bare                       not at all
-    dropout, noise, both       by tfwd; both is noise, then dropout
+    bare                       no change
+    dropout, noise, both       tfwd; `both` is noise, then dropout
     fit                        dropout by tfwd, in the step of model.fit
-    naive dropout, ...         by TensorFlow's stateless operations on the weight, in a custom layer
+    naive dropout, ...         TensorFlow's stateless operations on the weight, in a custom layer
     recompute_grad dropout     the same inside tf.recompute_grad
 
 All ways of a kind run the same layers on the same input with the same optimizer.
@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfwd import layers
 
 RATE, STDDEV = 0.5, 0.005
-# So small that no model diverges, however long it is measured.
+# So small that no model diverges during a measurement.
 LEARNING_RATE = 1e-7
 
 
@@ -49,12 +49,12 @@ class Kind:
     """A stack of layers and its input.
 
     Attributes:
-        title: name in tables and plots.
-        layer: makes one of the layers.
-        depth: number of layers.
-        shape: shape of the input. Its entries are normal, or ids if `ids` is not 0.
-        weights: ends of the names of the perturbed weights, as tfwd chooses them.
-        ids: number of ids of an integer input.
+        title: Name in tables and plots.
+        layer: Function that makes one of the layers.
+        depth: Number of layers.
+        shape: Shape of the input. Its entries are normal numbers, or ids if `ids` is not 0.
+        weights: Names of the parametrized weights, the same as tfwd's default weights.
+        ids: Number of different ids of an integer input. Default 0, for a floating input.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Kind:
         return tf.constant(draw.normal(size=self.shape), tf.float32)
 
     def chosen(self, layer: keras.layers.Layer) -> list[bool]:
-        """Returns for each trainable weight of the layer whether it is perturbed."""
+        """Returns a bool for each trainable weight of the layer: True if it is parametrized."""
         return [v.path.split("/")[-1] in self.weights for v in layer.trainable_variables]
 
 
@@ -149,14 +149,14 @@ def _naive(weight: tf.Tensor, seed: tf.Tensor, noise: bool, drop: bool) -> tf.Te
 
 
 class Naive(keras.layers.Layer):
-    """Another layer on weights that TensorFlow's own operations have perturbed.
+    """A wrapper that runs a layer on weights with noise or dropout of TensorFlow's own operations.
 
     Args:
-        layer: the other layer, built.
-        chosen: for each trainable weight, whether it is perturbed.
-        noise: add noise.
-        drop: apply dropout.
-        recompute: run the layer inside `tf.recompute_grad`.
+        layer: Built layer.
+        chosen: A bool for each trainable weight. True if the weight is changed.
+        noise: bool. Adds noise.
+        drop: bool. Applies dropout.
+        recompute: bool. Runs the layer inside `tf.recompute_grad`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Naive(keras.layers.Layer):
 
 
 def perturbed(way: str, layer: keras.layers.Layer, chosen: list[bool], seed: int) -> Any:
-    """Returns the built layer with its weights perturbed in the given way."""
+    """Returns the built layer with its weights changed in the given way."""
     if way == "bare":
         return layer
     noise, drop = "noise" in way or "both" in way, "noise" not in way
@@ -251,11 +251,11 @@ class Stack(keras.Model):
 
 
 def train_step(kind: Kind | str, way: str) -> Callable[[], Any]:
-    """Returns a training step as users write it: a traced function with a tape, and SGD.
+    """Returns a training step as users write it: a `tf.function` with a tape, and SGD.
 
     Returns:
-        A function that runs one step, waits for it, and returns the loss; its attribute
-        `dropped_bytes` is the size of the perturbed weights.
+        A function that runs one step, waits for it, and returns the loss. Its attribute
+        `dropped_bytes` is the size of the changed weights.
     """
     kind = KINDS[kind] if isinstance(kind, str) else kind
     model, inputs = Stack(kind, "dropout" if way == "fit" else way), kind.inputs()
@@ -281,7 +281,7 @@ def train_step(kind: Kind | str, way: str) -> Callable[[], Any]:
 
 @dataclasses.dataclass
 class Step:
-    """A step that can be called, and the size of the weights that it perturbs."""
+    """A step that can be called, and the size of the weights that it changes."""
 
     run: Callable[[], Any]
     dropped_bytes: int

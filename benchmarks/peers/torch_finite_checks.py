@@ -1,6 +1,6 @@
 """Models of finite_check_cost.py in PyTorch, and PyTorch's checks for NaN.
 
-bare                       nothing
+bare                       no check
 detect_anomaly             `torch.autograd.set_detect_anomaly(True)`
 DebugUnderflowOverflow     hooks on every module, by Hugging Face's transformers
 """
@@ -49,7 +49,7 @@ class _Last(nn.Module):
 
 
 class _Block(nn.Module):
-    """A transformer block with normalization before attention and before the two layers."""
+    """A transformer block with normalization before attention and before the two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def side(name: str, way: str) -> Side:
     """Returns a model in one way.
 
     Raises:
-        ImportError: transformers is not installed, and `way` needs it.
+        ImportError: If `way` needs transformers, and transformers is not installed.
     """
     torch.set_num_threads(measure.cores())
     trained = model(name)
@@ -120,7 +120,7 @@ def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
         weights[-2].view(-1)[0] = float("nan")
     before = [weight.detach().clone() for weight in weights]
     try:
-        # Both print long descriptions of the position.
+        # Both checks print long descriptions of the position.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             step()
@@ -135,7 +135,7 @@ def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
 
 
 def sides(name: str) -> dict[str, Side]:
-    """Returns the bare side and the installed others, by way."""
+    """Returns a dict from a way to its side, without sides that are not installed."""
     ways = (BARE, ANOMALY, UNDERFLOW)
     found = {way: measure.attempt(lambda way=way: side(name, way), way) for way in ways}
     return {way: one for way, one in found.items() if one is not None}

@@ -1,9 +1,9 @@
 """The language model of `tfwd.lm` and its training step, as PyTorch's users write them.
 
-It follows the authors' program of the AWD-LSTM. A dropped weight replaces the recurrent weight of
-each `torch.nn.LSTM` before each call. There is dropout of whole embedding rows, one mask for all
-time steps between the layers, and a softmax tied to the embedding. Tensors are plain, time first.
-One difference from `tfwd.lm`: an LSTM of PyTorch has two biases that are added.
+It follows the program of the AWD-LSTM's authors. A dropped weight replaces the recurrent weight of
+each `torch.nn.LSTM` before each call. Whole embedding rows are dropped. Dropout between the layers
+has one mask for all time steps. The softmax is tied to the embedding. The time axis comes first.
+There is one difference from `tfwd.lm`: an LSTM of PyTorch has two biases, which are added.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WeightDropLSTM(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        # The module adds a tensor under this name to the list that its kernel reads.
+        # The module passes the tensor with this name to its LSTM kernel.
         self.lstm.weight_hh_l0 = F.dropout(self.raw, self.rate, self.training)
         return self.lstm(x, state)
 
@@ -65,7 +65,7 @@ class LanguageModel(torch.nn.Module):
     def forward(
         self, ids: torch.Tensor, state: State
     ) -> tuple[torch.Tensor, State, torch.Tensor, torch.Tensor]:
-        """Returns logits, states, the last LSTM's output, and the same output dropped."""
+        """Returns logits, states, the last LSTM's output, and this output after dropout."""
         config, keep = self.config, 1 - self.config.embedding_dropout
         rows = self.embedding.new_empty(len(self.embedding), 1).bernoulli_(keep).div_(keep)
         x = locked(F.embedding(ids, self.embedding * rows), config.input_dropout)
@@ -82,9 +82,9 @@ class LanguageModel(torch.nn.Module):
 def train_step(
     config: ml_collections.ConfigDict, words: int
 ) -> tuple[Callable[[np.ndarray, np.ndarray], float], int]:
-    """Returns the step `step(inputs, targets)` of `[batch, time]`, and the number of weights.
+    """Returns a function `step(inputs, targets)`, and the number of weights.
 
-    The step returns the loss in nats per token.
+    Inputs and targets are `[batch, time]`. The function returns the loss in nats per token.
     """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(config.seed)

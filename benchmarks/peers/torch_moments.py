@@ -11,7 +11,7 @@ import torch
 from common import measure
 from torch import nn
 
-# Libraries that store every example's gradient are left out if the gradients are larger.
+# Libraries that store every example's gradient are skipped if these gradients are larger.
 MOST_BYTES = 1 << 30
 
 
@@ -92,7 +92,9 @@ def by_backpack(name: str, x: torch.Tensor, y: torch.Tensor) -> Callable[[], Any
     def run() -> None:
         out = net(x)
         if out.dim() > 2:
-            raise NotImplementedError("BackPACK's cross entropy takes [batch, classes]")
+            raise NotImplementedError(
+                f"BackPACK's cross entropy expects [batch, classes], got rank {out.dim()}"
+            )
         with backpack(SumGradSquared()):
             loss(out, y).backward()
 
@@ -117,7 +119,10 @@ HOLDING = {"PyTorch vmap": by_vmap, "Opacus": by_opacus}
 
 
 def runs(name: str, x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """Returns runs of a plain gradient, `plain`, and of both moments by each installed library."""
+    """Returns a run of a plain gradient, `plain`, and a run of both moments for each library.
+
+    A library that is not installed has no run.
+    """
     torch.set_num_threads(measure.cores())
     if name == "conv":
         x = x.transpose(0, 3, 1, 2).copy()

@@ -1,4 +1,4 @@
-"""The stack of Dense layers and the LSTM in PyTorch, perturbed as PyTorch's users do it."""
+"""The stack of Dense layers and the LSTM in PyTorch, with dropout and noise as users write it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def train_step(way: str, width: int = 3072, depth: int = 12, batch: int = 64) ->
     """Returns a training step of the Dense stack: forward, backward and SGD.
 
     Args:
-        way: "bare", "dropout", "noise" or "both"; with "checkpoint" in it, each layer runs inside
-            `torch.utils.checkpoint`, so that backward draws again.
-        width, depth, batch: as in `workloads.dense`.
+        way: "bare", "dropout", "noise" or "both". If it contains "checkpoint", each layer runs
+            inside `torch.utils.checkpoint`, so that backward draws again.
+        width, depth, batch: As in `workloads.dense`.
     """
     torch.set_num_threads(measure.cores())
     torch.manual_seed(0)

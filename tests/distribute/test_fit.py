@@ -205,7 +205,7 @@ def test_a_bad_batch_of_one_worker_is_skipped_on_all(results: dict[str, Any]) ->
 
 
 def test_scope_refuses_other_objects() -> None:
-    refused = pytest.raises(TypeError, match="tf.distribute.Strategy, and got str")
+    refused = pytest.raises(TypeError, match="expects a tf.distribute.Strategy, got str")
     with refused, tfwd.distribute.scope("mirrored"):  # type: ignore[arg-type]
         pass
 

@@ -175,7 +175,7 @@ def test_page_and_plot_are_made_of_any_part_of_the_runs(tmp_path, monkeypatch, s
     assert finals == ("](fine_tuning.png)" in text) == plot.exists() == (share > 0.5)
     assert ("Not finished" in text) == (share < 1)
     page.write_text(f"{table.END}\n{table.BEGIN}\n")
-    with pytest.raises(ValueError, match="once each, in this order; restore them"):
+    with pytest.raises(ValueError, match="once each, in this order: restore these two lines"):
         table.main()
 
 

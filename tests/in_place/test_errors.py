@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[dict[Any, Any], str]] = {
     ),
     "no parametrization": ({"kernel": 0.5}, "expected a parametrization"),
     "gain": ({"first/kernel": P.WeightNorm(gain=True)}, "adds trainable weights"),
-    "empty": ({}, "parametrizations is empty"),
+    "empty": ({}, "parametrizations of model .* is empty: pass at least one pattern"),
 }
 
 

@@ -160,6 +160,6 @@ def test_wrong_files(tmp_path: Path) -> None:
     for size in (0, 10, len(content) // 2, len(content) - 30):
         file.write_bytes(content[:size])
         other = made()
-        with pytest.raises(ValueError, match="not a whole file of tfwd.save_state"):
+        with pytest.raises(ValueError, match="not a complete file of tfwd.save_state"):
             tfwd.load_state(other, file)
         assert tfwd.added_parametrizations(other)[0].calls == 0

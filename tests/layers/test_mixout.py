@@ -141,11 +141,11 @@ def test_errors_come_before_anything_is_made(tmp_path) -> None:
         build(plan)
     with pytest.raises(ValueError, match="Mixout: towards=0: expected 'start', a plan"):
         build(0)
-    with pytest.raises(ValueError, match="reference_dtype='int8': expected one of bfloat16, .*own"):
+    with pytest.raises(ValueError, match="reference_dtype='int8': expected .*weight's dtype"):
         build("start", reference_dtype="int8")
     with pytest.raises(ValueError, match=r"weight 'kernel' of layer 'inner': rate must be in \[0"):
         layers.Mixout(keras.layers.Dense(4, name="inner"), 1.0)
-    with pytest.raises(ValueError, match="has no reference tensor here"):
+    with pytest.raises(ValueError, match="has no reference tensor: a layer"):
         P.Mixout(0.5)(tf.ones([3]), tf.constant([1, 2]))
     # The source lacks the second of two weights, so the first has no reference either.
     inner = keras.layers.LSTM(2)

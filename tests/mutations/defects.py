@@ -199,10 +199,10 @@ DEFECTS = [
         ("tests/test_moment_matching.py",),
     ),
     Defect(
-        "joined blocks of draws lose the distance of their means",
+        "combined blocks of draws lose the distance of their means",
         "tfwd/dropout_moment_matching.py",
-        "one[1] + other[1] + first * share * tf.square(distance)",
-        "one[1] + other[1]",
+        "moments[1] + added[1] + count * share * tf.square(distance)",
+        "moments[1] + added[1]",
         ("tests/test_moment_matching.py",),
     ),
     Defect(

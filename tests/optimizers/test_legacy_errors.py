@@ -52,7 +52,7 @@ def test_what_cannot_be_inside_an_average_says_so():
 
 def test_unused_variables_are_unknown_under_a_loss_scale():
     optimizer = DecoupledWeightDecay(legacy.SGD(), D, decay_unused=True)
-    with pytest.raises(ValueError, match="with decay_unused=True put the loss scale inside"):
+    with pytest.raises(ValueError, match="put the loss scale inside DecoupledWeightDecay"):
         LossScale(optimizer)
 
 

@@ -116,7 +116,7 @@ def test_unused_variables_are_decayed_under_a_loss_scale_too(nest):
 
 def test_a_custom_loss_scale_that_is_lost_gives_a_warning():
     inner = wrap(LossScale(make("Adam"), initial_scale=8.0))
-    with pytest.warns(UserWarning, match="the inner one's arguments are lost"):
+    with pytest.warns(UserWarning, match="arguments of the inner one have no effect"):
         LossScale(inner)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-_CONSTANTS = "_tfwd_constants"  # attribute of a graph: the constants that were created in it
+_CONSTANTS = "_tfwd_constants"  # attribute of a graph that holds its cached constants
 
 
 def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns `tf.constant(value, dtype)`: one tensor per graph, and one for eager mode.
+    """Returns `tf.constant(value, dtype)`, with one tensor per graph, and one for eager mode.
 
     Args:
         value: Number or tuple of numbers.
@@ -24,9 +24,8 @@ def constant(value: Any, dtype: tf.DType) -> tf.Tensor:
         setattr(graph, _CONSTANTS, {})
     known = getattr(graph, _CONSTANTS)
     if (value, dtype) not in known:
-        with graph.control_dependencies(
-            None
-        ):  # other users must not wait for this place's dependencies
+        # Later users of the constant must not wait for the current control dependencies.
+        with graph.control_dependencies(None):
             known[value, dtype] = tf.constant(value, dtype)
     return known[value, dtype]
 

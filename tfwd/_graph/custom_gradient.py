@@ -3,8 +3,8 @@
 In a graph, `tf.custom_gradient` adds its gradient under a new name to a global table. The entry is
 never removed. The gradient refers to tensors of the graph, and the graph refers to the variables
 that it reads. So no traced model is ever freed. But only an operation of that graph needs the name.
-Here the graph itself holds the gradient, and the table has a weak reference. The entry is removed
-together with the graph.
+In this module, the graph itself holds the gradient, and the table has a weak reference. The entry
+is removed together with the graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 _PREFIX = "CustomGradient-"
-_HELD = "_tfwd_gradients"  # attribute of a graph: its gradients by name
+_HELD = "_tfwd_gradients"  # attribute of a graph that holds its gradients by name
 _VALUE = "type"  # key of the gradient in an entry of TensorFlow's table
 
 
@@ -66,7 +66,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 def release_models() -> None:
     """Frees models that TensorFlow's table of custom gradients keeps alive.
 
-    Afterwards the graphs hold all gradients that were traced in them, also gradients of other code.
+    Afterwards each graph holds all gradients that were traced in it, also gradients of other code.
     An example is an optimizer's step in `fit`, which has a custom gradient of TensorFlow. So models
     without layers of tfwd are freed too. Existing functions still work. The next garbage collection
     frees the memory.
@@ -93,7 +93,7 @@ def registered() -> set[str]:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """Returns the gradient that was registered under a name, not a reference to it."""
+    """Returns the gradient that was registered under a name, instead of a weak reference."""
     found = ops.gradient_registry.lookup(name)
     return found.held() or found if hasattr(found, "held") else found
 
@@ -103,7 +103,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _hand_over(graph: tf.Graph, name: str) -> None:
-    """Makes the graph hold the gradient, and the table refer to it."""
+    """Makes the graph hold a gradient, and the table refer to the gradient weakly."""
     entry = ops.gradient_registry._registry[name]
     gradient = entry[_VALUE]
     _held(graph)[name] = gradient
@@ -131,7 +131,10 @@ def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
     def referred(operation: Any, *upstream: Any) -> Any:
         found = held()
         if found is None:
-            raise LookupError(f"the graph in which the gradient {name} was traced was deleted")
+            raise LookupError(
+                f"the graph in which the gradient {name} was traced was deleted: keep the traced "
+                "function until its gradient is computed"
+            )
         return found(operation, *upstream)
 
     referred.held = held
@@ -144,12 +147,12 @@ _last: str | None = None
 
 
 def follow(graph: tf.Graph | None = None) -> None:
-    """Hands over gradients that other code traces in a graph, around it or inside it.
+    """Hands over gradients of other code that were traced in a graph, around it or inside it.
 
-    One such entry would keep the graph alive, with everything that tfwd has put into it.
+    One such entry of the table would keep the graph and all its tensors alive.
 
     Args:
-        graph: Graph. Default None, for the present graph. In eager mode there is none.
+        graph: Graph. Default None, for the current graph. Does nothing in eager mode.
     """
     global _known, _last
     if graph is None:
@@ -168,7 +171,7 @@ def follow(graph: tf.Graph | None = None) -> None:
 
 
 def _functions(graph: Any) -> Iterator[tf.Graph]:
-    """Yields the graphs of the functions around an operation. The innermost comes first."""
+    """Yields a function's graph and the function graphs around it, innermost first."""
     while isinstance(graph, tf.__internal__.FuncGraph):
         yield graph
         graph = graph.outer_graph

@@ -1,4 +1,4 @@
-"""Delays seeds: a graph cannot use them before another tensor is computed."""
+"""Delays seeds, so that a graph cannot use them before another tensor is computed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfwd._graph.cached_constants import constant
 def seeds_after(seeds: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
     """Returns the same seeds. In a graph they wait for one of the tensors.
 
-    An integer that is always zero is added to each seed. No graph optimizer can know that it is
-    zero. So a draw is not made before it is needed, and it is not merged with forward's equal draw.
+    An integer that is always zero is added to each seed. No graph optimizer can detect that it is
+    zero. So a draw does not run before it is needed. It is not merged with forward's equal draw.
 
     Args:
         seeds: Integer tensors.
-        tensors: The seeds wait for the first numeric tensor of this list.
+        tensors: Tensors or None. The seeds wait for the first numeric tensor of this list.
 
     Returns:
-        Tensors of the same values.
+        Tensors with the same values as the seeds.
     """
     if tf.executing_eagerly():
         return list(seeds)
@@ -40,7 +40,7 @@ def _opaque_zero(tensor: tf.Tensor) -> tf.Tensor:
     raw = tf.raw_ops
     flat = raw.Reshape(tensor=tensor, shape=constant((-1,), tf.int32))
     begin, end = constant((0,), tf.int32), constant((1,), tf.int32)
-    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # works if it is empty
+    first = raw.StridedSlice(input=flat, begin=begin, end=end, strides=end)  # `flat` may be empty
     zero = constant(0, tensor.dtype)
     both = raw.LogicalAnd(x=raw.Less(x=first, y=zero), y=raw.Greater(x=first, y=zero))
     return raw.Cast(x=raw.Any(input=both, axis=begin), DstT=tf.int32)

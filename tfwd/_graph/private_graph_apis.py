@@ -1,8 +1,8 @@
 """Private TensorFlow graph APIs.
 
-They trace into a scratch graph for inspection. They let the hooks on saved tensors answer requests
-of a function for outer tensors, and detect loops and branches. They find the variables that a
-function reads, and run code outside a function.
+They trace into a scratch graph for inspection. They replace outer tensors that a function requests,
+for `saved_tensors`. They detect loops and branches. They find the variables that a function reads,
+and run code outside a function.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ScratchGraph(tf.__internal__.FuncGraph):
             yield
 
     def variables_read(self) -> list[tf.Variable]:
-        """Returns the TensorFlow variables that are read, as far as they are known."""
+        """Returns the TensorFlow variables that the graph has recorded as read."""
         return list(self._watched_variables)
 
     def reads(self, variable: keras.Variable) -> bool:
@@ -86,10 +86,8 @@ class ScratchGraph(tf.__internal__.FuncGraph):
         """Builds the gradients of outputs, so that variables read in backward are found too."""
         operations = self.get_operations()
         sources = [op.outputs[0] for op in operations if op.type == "Placeholder"]
-        with (
-            self.as_default(),
-            contextlib.suppress(Exception),
-        ):  # the real gradient raises the error
+        # If it fails, the real gradient raises the error later.
+        with self.as_default(), contextlib.suppress(Exception):
             gradients(outputs, [t for t in sources if t.dtype.is_floating], [None] * len(outputs))
 
 
@@ -102,7 +100,7 @@ def has_users_gradient(node: Any) -> bool:
     kind = node.attr["_gradient_op_type"].s.decode() if "_gradient_op_type" in node.attr else ""
     if not kind.startswith("CustomGradient"):
         return False
-    # TensorFlow wraps the function that it was given in its own functions.
+    # TensorFlow wraps a user's function in its own functions.
     registered = custom_gradient.find(kind)
     inside = [f for around in _enclosed(registered) for f in _enclosed(around)]
     return not any(str(getattr(f, "__module__", "")).startswith("tfwd.") for f in inside)
@@ -126,12 +124,12 @@ def is_of_scratch(value: Any) -> bool:
 def taken(
     outputs: Iterable[tf.Tensor], known: Iterable[tf.Tensor], before: tf.Operation
 ) -> list[tf.Tensor]:
-    """Returns the tensors, except known ones, from which outputs of the present graph come.
+    """Returns the tensors, except known tensors, from which outputs of the graph were computed.
 
     Args:
-        outputs: Tensors. The operations that made them are followed back to `before`.
+        outputs: Tensors. Their operations are followed back to `before`.
         known: Tensors that are not followed.
-        before: Operation. Tensors that it or an earlier one made are not followed.
+        before: Operation. Tensors of this or of an earlier operation are not followed.
 
     Returns:
         Differentiable tensors that existed before, or that come from outside the graph.
@@ -168,7 +166,7 @@ def nodes(graph: tf.Graph, operations: Iterable[tf.Operation]) -> Iterator[Any]:
     functions: dict[str, Any] | None = None
     seen: set[str] = set()
     while names := {name for node in found for name in _called(node)} - seen:
-        if functions is None:  # computed from the whole graph, so only if it is needed
+        if functions is None:  # the conversion of the whole graph is slow: only if needed
             functions = {f.signature.name: f for f in graph.as_graph_def().library.function}
         seen |= names
         found = [n for name in names if name in functions for n in functions[name].node_def]
@@ -183,18 +181,19 @@ def _called(node: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]) -> Iterator[None]:
-    """Lets a function's graph ask `find` for an inner tensor before it captures an outer one.
+    """Makes a function's graph call `find` for an inner tensor before it captures an outer tensor.
 
     Args:
         graph: Graph of a function that is being traced.
-        find: Function of each outer tensor. Its result is used, unless it is None.
+        find: Function that is called with each outer tensor. It returns the inner tensor to use, or
+            None to capture the outer tensor.
     """
 
     def capture(tensor: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         if tf.is_tensor(tensor) and getattr(tensor, "graph", graph) is not graph:
             found = find(tensor)
             if found is not None:
-                # As in a capture: a tape that watches the outer tensor also watches the inner one.
+                # As in a capture, a tape that watches the outer tensor watches the inner tensor.
                 record.record_operation("captured_value", [found], [tensor], lambda x: [x])
                 return found
         return type(graph).capture(graph, tensor, *args, **kwargs)
@@ -209,15 +208,15 @@ def captures_from(graph: tf.Graph, find: Callable[[tf.Tensor], tf.Tensor | None]
 def gradients(
     outputs: list[tf.Tensor], sources: list[tf.Tensor], upstream: list[tf.Tensor]
 ) -> list[Any]:
-    """Returns the partial derivatives of a graph's outputs, built in the present function's graph.
+    """Returns the partial derivatives of a graph's outputs, built in the current function's graph.
 
-    A tape would compute the same. But under a second tape TensorFlow wraps loops in functions that
-    keep their arguments.
+    A tape would compute the same. But under a second tape, TensorFlow wraps loops in functions that
+    keep their arguments alive.
 
     Returns:
-        A gradient or None for each source. A source that depends on another one is held fixed.
+        A gradient or None for each source. Each source is treated as independent of the others.
     """
-    with _looking_no_further([output.op for output in outputs]):
+    with _bounded_search([output.op for output in outputs]):
         return gradients_util._GradientsHelper(
             outputs,
             sources,
@@ -231,8 +230,8 @@ _here = threading.local()
 
 
 @contextlib.contextmanager
-def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
-    """Limits TensorFlow's search for results of a source to operations before the outputs.
+def _bounded_search(ends: list[tf.Operation]) -> Iterator[None]:
+    """Limits TensorFlow's search from the sources to operations that are not after the outputs.
 
     Otherwise TensorFlow searches the whole graph again for each layer of a model. The time for a
     model's gradients would then grow with the square of its layers.
@@ -265,7 +264,7 @@ def _looking_no_further(ends: list[tf.Operation]) -> Iterator[None]:
 
 
 def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
-    """Returns True if a loop returns a variable unchanged in each iteration."""
+    """Returns True if each iteration of a loop returns this loop variable unchanged."""
     body = getattr(loop, "_body_graph", None)
     if body is None or index >= len(body.inputs):
         return False
@@ -276,7 +275,7 @@ def is_loop_invariant(loop: tf.Operation, index: int) -> bool:
 
 
 def _present_and_around() -> Iterator[Any]:
-    """Yields the present graph and the graphs around it. The innermost comes first."""
+    """Yields the current graph and the graphs around it, innermost first."""
     graph: Any = _keras.present_graph()
     while graph is not None:
         yield graph
@@ -284,16 +283,17 @@ def _present_and_around() -> Iterator[Any]:
 
 
 def in_branch() -> bool:
-    """Returns True if the present graph is in a branch of a `tf.cond`.
+    """Returns True if the current graph is in a branch of a `tf.cond`.
 
-    There a hand-written gradient fails for a tape outside the branch: the tensors that it stores
-    have no static shape outside, which XLA needs. TensorFlow's own gradients work there.
+    In a branch, a hand-written gradient fails for a tape outside the branch. The tensors that it
+    stores have no static shape outside, and XLA needs static shapes. TensorFlow's own gradients
+    work in a branch.
     """
     return any(map(_is_branch, _present_and_around()))
 
 
 def in_branch_of_loop() -> bool:
-    """Returns True if the present graph is in a branch of a `tf.cond` inside a `tf.while_loop`.
+    """Returns True if the current graph is in a branch of a `tf.cond` inside a `tf.while_loop`.
 
     TensorFlow's gradient of such a branch fails if a hand-written gradient in it requests a tensor.
     """
@@ -307,9 +307,10 @@ def _is_branch(graph: Any) -> bool:
 
 
 def held_here(variable: tf.Variable) -> tf.Tensor | None:
-    """Returns a variable's resource inside the present loop or branch, or None outside both.
+    """Returns a variable's resource inside the current loop or branch, or None outside both.
 
-    TensorFlow's gradients of loops and branches can use only a resource that these have captured.
+    TensorFlow's gradient of a loop or branch can use only resources that the loop or branch has
+    captured.
     """
     kinds = (
         control_flow_v2_func_graphs.WhileBodyFuncGraph,
@@ -329,7 +330,7 @@ def is_saving() -> bool:
 
 
 def add_control_input(operation: tf.Operation, other: tf.Operation) -> None:
-    """Makes an operation of a graph wait for another one."""
+    """Makes an operation of a graph wait for another operation."""
     operation._add_control_input(other)
 
 
@@ -344,7 +345,7 @@ class Accesses(record.VariableWatcher):
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Runs the body outside all functions, with tapes, even while a function is traced."""
+    """Runs the body eagerly, and lets it use tapes, even while a function is traced."""
     if tf.executing_eagerly():
         yield
         return
@@ -360,13 +361,13 @@ def eagerly() -> Iterator[None]:
 def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Makes tapes ignore the operations of the body, which has a hand-written gradient.
 
-    In eager mode a tape would store their tensors. In a graph, TensorFlow would build the gradient
-    of a loop at once, and make the loop collect the tensors of all its steps.
+    In eager mode, a tape would store the tensors of these operations. In a graph, TensorFlow would
+    build a loop's gradient immediately. The loop would then store the tensors of all its steps.
     """
     return record.stop_recording()
 
 
 def in_xla() -> bool:
-    """Returns True if operations are now traced for compilation by XLA."""
+    """Returns True if operations are currently traced for compilation by XLA."""
     graph = _keras.present_graph()
     return graph is not None and control_flow_util.GraphOrParentsInXlaContext(graph)

@@ -7,25 +7,25 @@ A draw is a pure function of its seed, so both draws are the same. This works fo
 There are two implementations.
 
 *In a graph* the gradient of the function is built as usual, but in a separate graph. That graph
-detects when an effective weight would be stored, or a tensor computed only from it (its transpose,
-a cast). It uses a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
+detects when an effective weight would be stored, or a tensor computed only from it (a transpose, a
+cast). It uses a new draw instead (`tfwd._graph.saved_tensors`). The function runs once.
 
-*In eager mode, or under a training flag that is a tensor*, stored tensors cannot be replaced.
-Backward runs the function a second time from its arguments, and only these are stored.
+*In eager mode, or under a training flag that is a tensor*, stored tensors cannot be replaced. Only
+the function's arguments are stored. Backward runs the function a second time from its arguments.
 
-In a graph the executor chooses the order of operations, and equal operations are merged. Both could
-undo the saving:
+In a graph, the executor chooses the order of operations, and equal operations are merged. Both
+could increase the memory again:
 
 - A draw depends only on a seed, so it could run at the start. Then the draws of all layers would be
-  alive at once. So forward's seeds depend on the function's input. A function may be a whole model,
-  so each seed also waits for the tensors with which its weight is first used.
-- Backward's draw equals forward's, so an optimizer would make one of them and keep it alive. So
-  backward's seeds depend on the data of the incoming gradient, which an optimizer cannot see
-  through (`delayed_seeds.seeds_after`).
+  alive at the same time. So forward's seeds depend on the function's input. A function may be a
+  whole model, so each seed also waits for the tensors with which its weight is first used.
+- Backward's draw equals forward's draw. A graph optimizer would merge the two draws and keep the
+  result alive. So backward's seeds depend on the data of the incoming gradient. A graph optimizer
+  cannot remove this dependency (`delayed_seeds.seeds_after`).
 - Backward could draw while it still computes the product for the weight's gradient. It could also
   continue to the next layer before the raw weight's gradient is finished. Then the buffers of two
-  layers would be alive at once. So the draw waits for the product, and the gradient of the inputs
-  waits for the gradient of the raw weights.
+  layers would be alive at the same time. So the draw waits for the product, and the gradient of the
+  inputs waits for the gradient of the raw weights.
 
 `docs/recompute.md` shows which tensors are alive at which time.
 """
@@ -60,9 +60,9 @@ def call(
         function: Pure function of its arguments. It must return the same number of tensors with the
             same dtypes for both flags. If the function runs again, outer tensors that it uses get
             no gradient.
-        training: Training flag that is passed on. For a tensor, it is a Python bool in each branch
-            of a `tf.cond`.
-        tensors: Arguments. Those of floating or complex dtype have gradients.
+        training: Training flag for `draw` and `function`. If it is a tensor, each branch of a
+            `tf.cond` passes a Python bool.
+        tensors: Arguments. Tensors of floating or complex dtype get gradients.
         seeds: Integer tensors, one per effective weight.
 
     Returns:
@@ -80,9 +80,10 @@ def call(
         >>> bool(tf.reduce_all(tape.gradient(y, w) == y))
         True
 
-    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running
-    again; the hooks on saved tensors of PyTorch, for replacing single ones. `tf.recompute_grad`
-    copies its arguments, merges the draws, lacks the training flag, and can only run all again.
+    References: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), for running a
+    function again; PyTorch's hooks for saved tensors, for replacing single tensors.
+    `tf.recompute_grad` copies its arguments, merges the draws, and lacks the training flag. It can
+    only run the whole function again.
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if isinstance(training, bool) and not tf.executing_eagerly():
@@ -95,8 +96,8 @@ def call(
         if "recompute_grad" not in str(error):
             raise
         raise NotImplementedError(
-            "a forward-mode derivative (tf.autodiff.ForwardAccumulator) through a layer with "
-            "perturbed weights needs recompute=False"
+            "a forward-mode derivative (tf.autodiff.ForwardAccumulator) does not support a layer "
+            "with parametrized weights and recompute=True: set recompute=False in the layer"
         ) from error
 
 
@@ -122,7 +123,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
             ]
             targets = [output for output, _ in pairs]
 
-            # A function, because requests for tensors are detected by its graph.
+            # It is a `tf.function`, because its graph detects requests for outer tensors.
             @tf.function(autograph=False)
             def pull(upstream: Tensors, values: Tensors, keys: Tensors) -> list:
                 late = delayed_seeds.seeds_after(keys, upstream)
@@ -165,7 +166,7 @@ def _pull(
 
 
 def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
-    """Returns the sums of two lists of gradients. Others wait for the raw weights' gradients."""
+    """Returns the sums of two lists of gradients. All sums wait for the gradients in `drawn`."""
     finished = [gradient for gradient in drawn if gradient is not None]
     joined = []
     with tf.control_dependencies(finished):
@@ -188,7 +189,7 @@ def _running_again(
 ) -> Callable[..., Any]:
     """Returns the function with a gradient that stores only its arguments, and runs it again."""
 
-    def whole(training: bool, values: Tensors, keys: Tensors) -> Tensors:
+    def run(training: bool, values: Tensors, keys: Tensors) -> Tensors:
         return function(training, values, keys, draw(training, values, keys))
 
     # The branches of a tf.cond must return tensors. Elsewhere None means that there is no gradient.
@@ -201,7 +202,7 @@ def _running_again(
 
         def forward(*_: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return training_flag.call_with_bool(
-                training, lambda flag: tuple(whole(flag, values, early))
+                training, lambda flag: tuple(run(flag, values, early))
             )
 
         # In eager mode a tape records and stores all operations in a custom gradient, except inside
@@ -212,7 +213,7 @@ def _running_again(
         def backward(*upstream: tf.Tensor) -> list:
             late = delayed_seeds.seeds_after(keys, upstream)
             gradients = training_flag.call_with_bool(
-                training, lambda flag: _gradients(whole, flag, values, late, upstream, dense)
+                training, lambda flag: _gradients(run, flag, values, late, upstream, dense)
             )
             given = iter(gradients)
             of_values = [next(given) if _differentiable(value) else None for value in values]
@@ -224,19 +225,19 @@ def _running_again(
 
 
 def _gradients(
-    whole: Callable[[bool, Tensors, Tensors], Tensors],
+    run: Callable[[bool, Tensors, Tensors], Tensors],
     training: bool,
     values: Tensors,
     seeds: Tensors,
     upstream: Sequence[tf.Tensor | None],
     dense: bool,
 ) -> list[tf.Tensor | None]:
-    """Returns d(whole)/d(values) times upstream, for the values that have a gradient."""
+    """Returns d(run)/d(values) times upstream, for the values that have a gradient."""
     values = [tf.identity(value) for value in values]
     watched = [value for value in values if _differentiable(value)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(watched)
-        outputs = whole(training, values, seeds)
+        outputs = run(training, values, seeds)
     pairs = [
         (output, gradient)
         for output, gradient in zip(outputs, upstream, strict=True)
@@ -254,7 +255,7 @@ def _gradients(
 def _distinct(tensors: Sequence[tf.Tensor]) -> Tensors:
     """Returns the tensors, with an identity for each repeated tensor.
 
-    For a tensor at two positions, TensorFlow returns its whole gradient at both.
+    If a tensor is at two positions, TensorFlow returns the sum of its gradients at each position.
     """
     seen: set[Any] = set()
     distinct = []

@@ -1,10 +1,10 @@
 """Replaces the tensors that TensorFlow stores for backward.
 
 The gradient of a product needs its factors. If the gradient is built in a separate graph, it
-captures them from the forward graph. A captured tensor stays alive from forward to backward. Here
-each capture is checked. If the tensor was computed only from chosen tensors, by repeatable
-operations, these operations run again on replacements of the chosen tensors. Then nothing is
-captured.
+captures the factors from the forward graph. A captured tensor stays alive from forward to backward.
+This module checks each capture. The tensor may have been computed only from chosen tensors, by
+repeatable operations. These operations then run again on replacements of the chosen tensors, and
+nothing is captured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfwd._graph import private_graph_apis
 
 @contextlib.contextmanager
 def replaced(chosen: Sequence[tf.Tensor], replacements: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Gives operations of the present function the replacements of chosen outer tensors.
+    """Makes operations of the current function use replacements of chosen outer tensors.
 
     It must be entered while a `tf.function` is traced. It also replaces tensors that were computed
     only from chosen tensors and constants.
@@ -65,7 +65,7 @@ class _Copies:
         return self._known[tensor.ref()]
 
     def _resolve(self, wanted: tf.Tensor) -> None:
-        # Without recursion, because there may be many operations in between.
+        # A loop instead of recursion, because a tensor may depend on many operations.
         stack = [wanted]
         while stack:
             tensor = stack[-1]
@@ -109,7 +109,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 
 def _inputs(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the tensors that it was computed from, or [] if it cannot be computed again."""
+    """Returns the tensors from which a tensor was computed, or [] if it cannot be recomputed."""
     operation = tensor.op
     if operation.type == "IdentityN":  # the result of a function with a custom gradient
         return [operation.inputs[tensor.value_index]]
@@ -130,10 +130,10 @@ def _calls_functions(operation: tf.Operation) -> bool:
 def delay_to_use(operations_of: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> None:
     """Makes each seed wait for the tensors with which its draw is used.
 
-    Without it, the draws of all layers would run when the model begins.
+    Otherwise the draws of all layers would run when the model begins.
 
     Args:
-        operations_of: Seeds, in the present graph.
+        operations_of: Seeds in the current graph.
         tensors: Tensors that were drawn from the seeds.
     """
     for seed, tensor in zip(operations_of, tensors, strict=True):
@@ -142,7 +142,7 @@ def delay_to_use(operations_of: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor
 
 
 def _used_with(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the other inputs of operations that use a tensor, or a result of it alone."""
+    """Returns the other inputs of operations that use a tensor or a result of only that tensor."""
     found, alone, queue = [], {tensor.ref()}, [tensor]
     while queue:
         for operation in queue.pop().consumers():
@@ -158,7 +158,7 @@ def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None])
     """Makes the operation of each tensor wait for another tensor that does not depend on it.
 
     Args:
-        operations_of: Tensors of the present graph.
+        operations_of: Tensors of the current graph.
         until: For each tensor, a tensor of the same graph or None.
     """
     for tensor, other in zip(operations_of, until, strict=True):
@@ -169,11 +169,11 @@ def delay(operations_of: Sequence[tf.Tensor], until: Sequence[tf.Tensor | None])
 def _depends(tensor: tf.Tensor, operation: tf.Operation) -> bool:
     seen, stack = set(), [tensor.op]
     while stack:
-        present = stack.pop()
-        if present is operation:
+        current = stack.pop()
+        if current is operation:
             return True
-        if present not in seen:
-            seen.add(present)
-            stack.extend([t.op for t in present.inputs])
-            stack.extend(present.control_inputs)
+        if current not in seen:
+            seen.add(current)
+            stack.extend([t.op for t in current.inputs])
+            stack.extend(current.control_inputs)
     return False

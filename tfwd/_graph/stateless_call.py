@@ -1,9 +1,10 @@
 """Runs a layer on other values of its variables.
 
-`call` runs a function that reads Keras variables, such as a layer's call, with chosen tensors in
-their place. Nothing is assigned and no attribute is swapped, so other readers of the variables are
-not affected. With `capture=True` it is a pure function: it returns the layer's updates (statistics,
-states, seeds) and does not make them. A computation that runs again in backward needs that.
+`call` runs a function that reads Keras variables, such as a layer's call. It replaces chosen
+variables by tensors. Nothing is assigned and no attribute is swapped, so other readers of the
+variables are not affected. With `capture=True` it is a pure function: it returns the layer's
+updates (statistics, states, seeds) and does not make them. A computation that runs again in
+backward must be a pure function.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def call(
         3.0
     """
     with _keras.variables.Substitution(list(values), capture) as scope:
-        # Outside the scope, a variable among the outputs would have its own value again.
+        # Variables among the outputs are read here. After the scope they have their own values.
         outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())
     return Result(outputs, updates, list(scope.losses), scope.inner_updates, scope.read)

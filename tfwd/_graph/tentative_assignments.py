@@ -7,10 +7,10 @@ assignment becomes
     v <- where(good, new, v)
 
 This has no measurable cost. A `tf.cond` around an optimizer costs a fifth of a step under XLA. For
-assignments before that time, the earlier values are returned, so that the caller can assign them
+assignments before the decision, the earlier values are returned. The caller can then assign them
 again.
 
-TensorFlow has no public place for it. The methods of its variables are replaced while a step is
+TensorFlow has no public hook for this. So the methods of its variables are replaced while a step is
 traced or runs eagerly, for the threads that take part.
 """
 
@@ -32,7 +32,7 @@ _NOTHING = {"scatter_add": -0.0, "scatter_sub": 0.0, "scatter_mul": 1.0, "scatte
 _assign = BaseResourceVariable.assign
 _SCATTERS = (*_NOTHING, "scatter_max", "scatter_min", "scatter_update")
 
-_steps: dict[int, list[Tentative]] = {}  # by thread id, with the outer step first
+_steps: dict[int, list[Tentative]] = {}  # by thread id, outer steps first
 
 
 class Tentative:
@@ -40,8 +40,8 @@ class Tentative:
 
     Args:
         known: Variables that are read in advance. They may be assigned to in a loop, in a branch,
-            or without the methods that are replaced here. A variable of several replicas stands for
-            all of its copies.
+            or by other means than the methods that are replaced here. A variable of several
+            replicas represents all of its copies.
 
     Usage, in a function or eagerly:
 
@@ -72,7 +72,7 @@ class Tentative:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """Makes assignments of the present thread belong to this step, in the body."""
+        """Makes assignments of the current thread belong to this step, in the body."""
         steps = _steps.setdefault(threading.get_ident(), [])
         steps.append(self)
         try:
@@ -81,7 +81,7 @@ class Tentative:
             steps.remove(self)
 
     def decide(self, good: tf.Tensor) -> None:
-        """Makes later assignments of the present thread only if `good`, a boolean tensor."""
+        """Makes later assignments of the current thread only if `good`, a boolean tensor."""
         self._good[threading.get_ident()] = good
 
     def decide_after(self, good: tf.Tensor) -> None:
@@ -90,7 +90,7 @@ class Tentative:
         self._leaves_branches = True
 
     def keep(self, variable: tf.Variable) -> None:
-        """Reads a variable that is not assigned to yet, as those that are known in advance."""
+        """Stores the value of a variable that is not assigned to yet, as for `known` variables."""
         for part in _parts(variable):
             self._keep(part)
 
@@ -102,13 +102,13 @@ class Tentative:
     def before(self, all_known: bool) -> list[tuple[tf.Variable, tf.Tensor]]:
         """Returns the variables that were assigned to before `decide`, with their earlier values.
 
-        The caller assigns these values again if the step was not good. It is not done here, because
-        XLA would then round some of the new values differently.
+        The caller assigns these values again if the step was not good. This method does not assign
+        them, because XLA would then round some of the new values differently.
 
         Args:
             all_known: bool. Also returns the known floating variables that no method has assigned
-                to, because operations may have. Integer variables, such as states of generators,
-                are always returned.
+                to, because operations may have assigned to them. Integer variables, such as states
+                of generators, are always returned.
         """
         return [
             (variable, value)
@@ -117,24 +117,24 @@ class Tentative:
         ]
 
     def _is_around(self) -> bool:
-        """Returns True if operations are now added to the step's graph, or to a graph inside it."""
+        """Returns True if new operations are added to the step's graph or to a graph inside it."""
         graph = _keras.present_graph()
         if self._graph is None:
-            # A function is traced only once, and would keep the decision of this step.
+            # A function is traced only once, and would always use the decision of this step.
             return graph is None
         while graph is not None and graph is not self._graph:
             graph = getattr(graph, "outer_graph", None)
         return graph is self._graph
 
     def _decision(self) -> tf.Tensor | None:
-        """Returns the decision of this thread, or of another one where replicas are updated."""
+        """Returns the decision of this thread, or of any thread while replicas are updated."""
         good = self._good.get(threading.get_ident())
         return good if good is not None else next(iter(self._good.values()), None)
 
     def _keep(self, variable: tf.Variable) -> None:
         if id(variable) in self._before or variable.dtype in (tf.resource, tf.variant):
             return
-        # Also from a loop or a branch: the read comes before the loop.
+        # If this is a loop or a branch, the read is added before it, in the step's graph.
         place = contextlib.nullcontext() if self._graph is None else self._graph.as_default()
         with place, tf.device(None):
             self._before[id(variable)] = variable, variable.read_value()
@@ -153,7 +153,7 @@ class Tentative:
 
 
 def agreed(good: tf.Tensor) -> tf.Tensor:
-    """Returns True if all replicas are good. Each replica calls it."""
+    """Returns True if `good` is True on all replicas. All replicas must call it."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return good
@@ -183,7 +183,7 @@ def _replaced() -> contextlib.AbstractContextManager[None]:
 
 
 def _asked(variable: Any) -> tf.Tensor | None:
-    """Returns the decision of the present thread's steps on a coming assignment, or None."""
+    """Returns the decision of the current thread's steps on a coming assignment, or None."""
     decisions = [
         good
         for step in _steps.get(threading.get_ident(), [])

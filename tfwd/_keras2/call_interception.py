@@ -1,12 +1,13 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
-Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
-the present thread's handler, or the original call. Other threads are not affected. Subclasses that
-call `super().call`, and wrappers that call `layer.call`, are intercepted too.
+Keras has no hooks. During a pass, a function replaces the `call` of some classes. The function uses
+the current thread's handler, or the original call if there is no handler. Other threads are not
+affected. Subclasses that call `super().call`, and wrappers that call `layer.call`, are intercepted
+too.
 
-Keras 2 draws with operations whose state is not in a variable, so it cannot be restored. But all
-its layers draw through one class. Its methods are replaced too, to record what one pass draws and
-to replay it in another.
+Keras 2 draws with operations whose state is not in a variable. So the state cannot be restored. But
+all layers of Keras draw through one class. The methods of this class are replaced too. They record
+the draws of one pass, and replay them in another pass.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _numbers = itertools.count(1)
 
 
 class Draws:
-    """The draws of one pass, in their order. It is true if there are any.
+    """The draws of one pass, in their order. The object is true if there are draws.
 
     Attributes:
-        inside: bool. Something was drawn in an inner graph, of a loop or a branch. No other pass
-            can see such a draw.
+        inside: bool. True if the inner graph of a loop or a branch has drawn. No other pass can
+            use such a draw.
     """
 
     def __init__(self) -> None:
@@ -105,7 +106,7 @@ def _shape(args: tuple, kwargs: dict) -> Any:
 
 
 def _is_captured() -> bool:
-    """Returns True if the present call must have no side effects."""
+    """Returns True if the current call must have no side effects."""
     scope = present_scope()
     while scope is not None:
         if scope.capture:
@@ -118,7 +119,7 @@ def _without_side_effects() -> RandomGenerator:
     """Returns a generator whose draws change neither the layer's state nor TensorFlow's."""
     number = next(_numbers)
     seed: Any = number
-    if not tf.executing_eagerly():  # otherwise a function would draw the same in each call
+    if not tf.executing_eagerly():  # otherwise a tf.function would draw the same in each call
         seed = tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32, seed=number)
     return RandomGenerator(seed, rng_type=RandomGenerator.RNG_STATELESS)
 
@@ -144,14 +145,14 @@ def intercepted(
     """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: Classes. Those that do not define `call` are ignored.
-        handler: Function that is called in place of `call`. It gets the original.
+        classes: Classes. A class that does not define `call` is ignored.
+        handler: Function that is called in place of `call`. It gets the original `call`.
     """
     return method_replacement.intercepted(classes, handler, _asking)
 
 
 def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
-    @autograph.autograph_artifact  # so that AutoGraph converts its content and not itself
+    @autograph.autograph_artifact  # AutoGraph converts the original call, but not this function
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
@@ -175,7 +176,7 @@ class Discarded(substitution_scopes.Discarding, Substitution):
 
 
 def users_code() -> contextlib.AbstractContextManager[Any]:
-    """Runs a model as Keras runs it in a function: with AutoGraph, which tfwd does not use."""
+    """Runs a model as Keras 2 runs it in a `tf.function`: with AutoGraph, unlike tfwd's code."""
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     return ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
@@ -212,8 +213,8 @@ def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def regularization(model: keras.Model) -> list[tf.Tensor | None]:
     """Returns the gradients of the regularizers of a model's trainable weights, in their order.
 
-    Keras 2 stores them in a layer as functions without arguments. The list also has functions that
-    a user passed to `add_loss`, which are the same for every example too.
+    A layer of Keras 2 stores regularizers as functions without arguments. The layer's list also has
+    functions that a user passed to `add_loss`. Their losses are the same for every example too.
     """
     sources = [tf_variable(variable) for variable in model.trainable_variables]
     functions = [function for layer in all_layers(model) for function in layer._callable_losses]

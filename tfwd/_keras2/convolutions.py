@@ -1,7 +1,7 @@
 """Products of Keras 2.15's convolutional layers: their calls without bias and activation.
 
 The functions take the layer, its inputs, and a replacement for its kernel. They return None for a
-case that they do not cover.
+case that they do not support.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def convolution(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor |
 def transposed_convolution(layer: Any, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
     """Computes the product of Conv1DTranspose, Conv2DTranspose and Conv3DTranspose.
 
-    Dilated layers are not covered.
+    Dilated layers are not supported.
     """
     if any(rate != 1 for rate in layer.dilation_rate):
         return None

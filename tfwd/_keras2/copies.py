@@ -22,8 +22,8 @@ from tfwd._keras_shared.keras_own_code import is_of_keras
 def serialize(layer: Any) -> dict[str, Any]:
     """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
-    The build shape is left out, because Keras 2 would read it back with another type. The mark is
-    an address in memory. It exists only while Keras writes a file.
+    The build shape is omitted, because Keras 2 would read it back with another type. The mark is an
+    address in memory. It exists only while Keras writes a file.
     """
     config = keras.saving.serialize_keras_object(layer)
     config.pop("build_config", None)
@@ -56,7 +56,7 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
 
 
 def keeps_sharing() -> bool:
-    """Returns True while a file is read, in which two uses of an object become one object."""
+    """Returns True while a file is read. Two uses of an object then become one object."""
     in_file = getattr(serialization_lib.SHARED_OBJECTS, "enabled", False)
     return in_file or serialization_lib.in_tf_saved_model_scope()
 
@@ -67,7 +67,7 @@ def is_absent(store: Any) -> bool:
 
 
 def _registered(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the registered classes in a config by the names under which Keras's models look."""
+    """Yields the registered classes in a config, each with the name that Keras's models use."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from _registered(item)
@@ -138,7 +138,7 @@ def _optimizers_of(model: Any) -> dict[str, type]:
 def _rebuilt(model: Any, replaced: Callable[[Any], Any]) -> Any:
     """Rebuilds a functional model with other layers, call by call.
 
-    Keras's method counts the calls of a layer by name and kind, which differ here.
+    Keras's method identifies the calls of a layer by its name and class, which differ here.
     """
     layers: dict[int, Any] = {}
     tensors: dict[int, Any] = {}
@@ -175,7 +175,7 @@ def tie(
     return dense
 
 
-# Attributes that a layer's constructor makes for the layer itself. A copy must not take them.
+# Attributes that each layer's constructor creates. A copy must not take them from another layer.
 _OWN_STATE = {
     "_call_spec",
     "_callable_losses",

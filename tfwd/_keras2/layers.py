@@ -28,10 +28,10 @@ GRAPHS = (keras.Sequential, functional.Functional)
 
 
 class CallState:
-    """The flags of the present Keras call: training, its layer and inputs, autocast.
+    """The flags of the current Keras call: training, its layer and inputs, autocast.
 
-    A layer that runs again in backward must see the flags of its forward run. That call has already
-    ended. And flags that a layer sets while it runs must not affect later layers.
+    A layer that runs again in backward must get the flags of its forward run, which has already
+    ended. Flags that a layer sets while it runs must not affect later layers.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ def _as_built(config: dict[str, Any]) -> dict[str, Any]:
 class NoAutographLayer:
     """Base class of layers that call other layers inside functions of TensorFlow.
 
-    Keras 2 lets AutoGraph convert the call of a custom layer, with everything that it calls. Here
-    there is nothing to convert. The inner layers are still converted separately.
+    Keras 2 lets AutoGraph convert the call of a custom layer, and all functions that it calls. The
+    calls of tfwd's layers need no conversion. The inner layers are still converted separately.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -149,14 +149,14 @@ def build_from_config(layer: Any, config: dict[str, Any]) -> None:
     layer.build_from_config(_as_built(config))
     optimizer = getattr(layer, "optimizer", None)
     if layer.built and isinstance(optimizer, keras.optimizers.Optimizer):
-        # Keras creates its state when it loads a built model. This model was not built then.
+        # Keras creates the optimizer's state when it loads a built model, but not for this model.
         optimizer.build(layer.trainable_variables)
 
 
 def build_config(layer: Any) -> dict[str, Any] | None:
     """Returns a config from which a layer of the same class can be built, or None.
 
-    A layer does not know its shape if its `build` was called by hand. Then its input specification
+    A layer does not know its input shape if a user called its `build`. Its input specification then
     has the sizes that matter.
     """
     config = layer.get_build_config()
@@ -181,7 +181,7 @@ def has_weights(layer: Any) -> bool:
 
 
 def awaits_call(layer: Any) -> bool:
-    """Returns True if inner layers are not built yet, and may get weights when they are."""
+    """Returns True if an inner layer is not built yet, and may get weights in its build."""
     return any(
         not (inner.built or _never_has_weights(inner)) or awaits_call(inner)
         for inner in _called_layers(layer)
@@ -191,7 +191,7 @@ def awaits_call(layer: Any) -> bool:
 def _called_layers(layer: Any) -> list[Any]:
     """Returns the direct sublayers that a layer may call.
 
-    A functional model calls only the layers of its graph. It may hold others, for example a
+    A functional model calls only the layers of its graph. It may hold other layers, for example a
     preprocessor.
     """
     is_graph = isinstance(layer, functional.Functional) and not isinstance(layer, keras.Sequential)
@@ -202,7 +202,7 @@ def _called_layers(layer: Any) -> list[Any]:
 
 
 def _never_has_weights(layer: Any) -> bool:
-    """Returns True for a layer of Keras that needs no building, such as `ReLU`."""
+    """Returns True for a layer of Keras that has no weights to build, such as `ReLU`."""
     made_by_call = isinstance(layer, keras.layers.MultiHeadAttention)
     return is_of_keras(type(layer)) and not made_by_call and generic_utils.is_default(layer.build)
 
@@ -213,7 +213,7 @@ def embedding_matrix(layer: Any) -> tf.Variable:
 
 
 def is_quantized(layer: Any) -> bool:
-    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has none."""
+    """Returns True if the layer computes with weights of 8 or 4 bits. Keras 2 has no such layer."""
     return False
 
 
@@ -225,8 +225,8 @@ def floating_policy(layer: Any) -> Any:
 def add_loss(layer: Any, loss: tf.Tensor) -> None:
     """Adds a loss to a layer that an inner layer has added.
 
-    Inner layers may store losses from the time when a model was built around them. They have no
-    losses of their own now, so Keras would take the stored ones for losses of this call.
+    Inner layers may store losses from the construction of a model around them. Keras would treat
+    these losses as losses of this call. So they are removed first.
     """
     for inner in all_layers(layer)[1:]:
         inner._losses.clear()
@@ -239,19 +239,19 @@ def own_losses(layer: Any) -> list[Any]:
 
 
 def own_weights(layer: Any) -> list[tf.Variable]:
-    """Returns the weights of a layer itself that are created trainable, frozen or not."""
+    """Returns the layer's own weights that were created trainable, even if they are frozen."""
     return list(layer._trainable_weights)
 
 
 def held_weights(layer: Any) -> list[tf.Variable]:
-    """Returns all weights of a layer itself."""
+    """Returns the layer's own weights, without weights of inner layers."""
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
 
 def is_altered(layer: Any) -> bool:
-    """Returns True if a call does more than the layer's usual `call` on its weights.
+    """Returns True if calling the layer does more than the usual `call` does with its weights.
 
-    Examples are losses of outputs, and an embedding with sparse inputs or outputs.
+    Examples are activity regularizers, and an embedding with sparse inputs or outputs.
     """
     return bool(
         layer.activity_regularizer
@@ -326,8 +326,8 @@ class Wraps:
     def kernel(self) -> Any:
         """The kernel of the inner layer.
 
-        An outer wrapper such as tensorflow-addons' weight normalization computes another kernel and
-        sets it before each call. The call then uses that kernel.
+        An outer wrapper may set another kernel before each call, which the call then uses. An
+        example is the weight normalization of tensorflow-addons.
         """
         return self.layer.kernel
 
@@ -367,14 +367,14 @@ def mark(layer: Any, inputs: Any, outputs: Any) -> None:
 
 
 def converted(layer: Any, sequences: tf.Tensor) -> tf.Tensor:
-    """Returns a layer's first argument in the dtype in which a call of the layer casts it."""
+    """Returns a layer's first argument in the dtype to which a call of the layer casts it."""
     return layer._maybe_cast_inputs(sequences) if layer._autocast else sequences
 
 
 def adopt_call(wrapper: Any, layer: Any) -> None:
     """Makes Keras treat calls of `wrapper` like calls of `layer`.
 
-    Keras reads the call's signature and flags of the layer that it calls. They determine input
+    Keras reads the call signature and the flags of the layer that it calls. They determine input
     conversion, masks and the training flag.
     """
     spec = layer._call_spec.full_argspec
@@ -404,8 +404,9 @@ def inner_call(
         kwargs: Keyword arguments of its `call`.
 
     Returns:
-        The inner layer and the arguments. All except the first are keyword arguments. A SavedModel
-        is traced with positional arguments, which the `__call__` of layers does not accept.
+        The inner layer and the arguments. All arguments except the first are keyword arguments,
+        because a SavedModel is traced with positional arguments, which the `__call__` of layers
+        does not accept.
     """
     if layer._call_spec.full_argspec.varargs:
         return layer.layer, args, kwargs

@@ -1,6 +1,6 @@
 """`fit` of Keras 2.15 on several workers, which needs no repair.
 
-There `fit` works, and callbacks of workers other than the chief write to temporary folders.
+Callbacks of workers other than the chief already write to temporary folders.
 """
 
 from __future__ import annotations

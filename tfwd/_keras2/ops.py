@@ -18,11 +18,11 @@ def convert_to_tensor(value: Any, dtype: Any = None) -> tf.Tensor:
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
-def matmul(one: tf.Tensor, two: tf.Tensor) -> tf.Tensor:
+def matmul(x1: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
     """Returns a product along the last axis, as `keras.layers.Dense` computes it."""
-    if one.shape.rank == 2:
-        return tf.matmul(one, two)
-    return tf.tensordot(one, two, 1)
+    if x1.shape.rank == 2:
+        return tf.matmul(x1, x2)
+    return tf.tensordot(x1, x2, 1)
 
 
 def take(table: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:

@@ -1,11 +1,11 @@
-"""The two kinds of optimizers of Keras 2.15, and what a wrapper of each kind has.
+"""The two kinds of optimizers of Keras 2.15, and a base class for wrappers of each kind.
 
-The newer ones (`keras.optimizers`) update with `update_step`. The legacy ones
-(`keras.optimizers.legacy`, and all of tensorflow-addons') update with `_resource_apply_dense` and
-similar methods. Keras distinguishes them by class, and so do loss scales and tensorflow-addons. So
-instances of a wrapper of tfwd have one of two subclasses. `OptimizerWrapper` has the common code.
-The kind of the held optimizer selects `NewWrapper` or `LegacyWrapper`, which override the methods
-of Keras's class.
+New optimizers (`keras.optimizers`) update with `update_step`. Legacy optimizers
+(`keras.optimizers.legacy`, and all optimizers of tensorflow-addons) update with
+`_resource_apply_dense` and similar methods. Keras, loss scales and tensorflow-addons distinguish
+the two kinds by class. So a wrapper class of tfwd has two subclasses. `OptimizerWrapper` has the
+common code. The kind of the held optimizer selects `NewWrapper` or `LegacyWrapper`, which override
+the methods of Keras's class.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def is_legacy(optimizer: Any) -> bool:
 
 
 def leaves(optimizer: Any) -> list[Any]:
-    """Returns the optimizers that make the updates. On Keras 2 there is always one.
+    """Returns the optimizers that make the updates. On Keras 2 the list has one optimizer.
 
-    An average of tensorflow-addons makes one update together with the optimizer inside.
+    An average of tensorflow-addons counts as one optimizer, together with the optimizer inside.
     """
     while isinstance(optimizer, (OptimizerHolder, LossScaleOptimizer)):
         optimizer = optimizer.inner_optimizer
@@ -68,7 +68,7 @@ class NewWrapper(SavesOwnVariables, New):
 
     @property
     def variables(self: Any) -> list[Any]:
-        """All variables: its own, then the held optimizer's."""
+        """All variables: the wrapper's own variables, then the held optimizer's variables."""
         return [*self._variables, *self.inner.variables]
 
     @property
@@ -80,9 +80,9 @@ class NewWrapper(SavesOwnVariables, New):
         return self.inner._model_variables_moving_average
 
     def build(self: Any, var_list: Sequence[Any]) -> None:
-        """Creates the state for the variables: the held optimizer's, then its own."""
-        # An outer loss scale calls it in each step with all variables. Afterwards it removes the
-        # variables without a gradient.
+        """Creates the state for the variables, first in the held optimizer, then in this one."""
+        # An outer loss scale calls `build` in each step with all variables. Afterwards it removes
+        # the variables without a gradient.
         object.__setattr__(self, "_announced", list(var_list))
         if not self.built:
             self._build_once(var_list)
@@ -91,7 +91,7 @@ class NewWrapper(SavesOwnVariables, New):
         self.inner.build(variables)
 
     def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Computes gradients. A loss scale inside computes them in its own way."""
+        """Computes gradients with the held optimizer, because a loss scale scales the loss."""
         return self.inner.compute_gradients(loss, var_list, tape)
 
     def aggregate_gradients(self: Any, grads_and_vars: Any) -> Any:
@@ -111,14 +111,14 @@ class _Variables(list):
 class LegacyWrapper(Legacy):
     """A wrapper around an optimizer of `keras.optimizers.legacy` or of tensorflow-addons.
 
-    It can be inside tensorflow-addons' averages. They do not call `apply_gradients` of the
-    optimizer that they hold. They call its methods for a single variable.
+    It can be inside an average of tensorflow-addons. An average does not call `apply_gradients` of
+    the optimizer that it holds. It calls the optimizer's methods for a single variable.
     """
 
     _HAS_AGGREGATE_GRAD = True
 
     def _begin(self: Any, name: str | None) -> None:
-        # Keras's constructor is not called. The wrapper has no hyperparameters of its own.
+        # Keras's constructor is not called. The wrapper itself has no hyperparameters.
         object.__setattr__(self, "_hyper", {})
         self._init_set_name(name)
         object.__setattr__(self, "_weights", [])
@@ -128,8 +128,8 @@ class LegacyWrapper(Legacy):
             self._distribution_strategy = tf.distribute.get_strategy()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        theirs = name in leaves(self)[0]._hyper if "optimizer" in vars(self) else False
-        if theirs and not isinstance(getattr(type(self), name, None), property):
+        is_hyper = name in leaves(self)[0]._hyper if "optimizer" in vars(self) else False
+        if is_hyper and not isinstance(getattr(type(self), name, None), property):
             setattr(self.inner, name, value)  # optimizer.beta_1 = 0.8
         else:
             object.__setattr__(self, name, value)
@@ -144,7 +144,7 @@ class LegacyWrapper(Legacy):
 
     @property
     def variables(self: Any) -> Any:
-        """All variables: its own, then the held optimizer's, including optimizers inside it."""
+        """All variables: the wrapper's own variables, then the variables of inner optimizers."""
         return _Variables([*self._weights, *self.inner.weights])
 
     @property
@@ -164,10 +164,10 @@ class LegacyWrapper(Legacy):
         self.inner._iterations = variable  # an outer average sets its own counter
 
     def build(self: Any, var_list: Sequence[Any]) -> None:
-        """Creates the state for the variables: the held optimizer's, then its own.
+        """Creates the state for the variables, first in the held optimizer, then in this one.
 
-        A legacy optimizer may get more variables later, for example of a layer without a gradient
-        until then.
+        A legacy optimizer may get more variables later, for example from a layer that had no
+        gradient before.
         """
         variables = {key(self, variable): variable for variable in var_list}
         if not variables.keys() - self._built_for.keys() and self.built:
@@ -187,7 +187,7 @@ class LegacyWrapper(Legacy):
             self._track_trackable(variable, f"own_{i}", overwrite=True)
 
     def _build_inner(self: Any, variables: list[Any]) -> None:
-        # An outer average has its own step counter, and requests the rates separately.
+        # An outer average has its own step counter, and creates the learning rates separately.
         averaged = vars(self).get("_averaged", False)
         make = self.inner._create_slots if averaged else self.inner._create_all_weights
         make(variables)
@@ -266,7 +266,7 @@ class LegacyWrapper(Legacy):
         return self._apply([gradient], [var], lambda: make(grad, var, indices, **kwargs))
 
     def _own(self: Any, method: str) -> Callable[..., Any]:
-        """Returns the held optimizer's method for one variable. Each call looks it up."""
+        """Returns the held optimizer's method for one variable. Each call looks up the method."""
         kind = type(self).__name__
         if self._variables or vars(self).get("decay_unused"):
             cause = "decay_unused=True needs" if not self._variables else "its own state needs"
@@ -278,7 +278,7 @@ class LegacyWrapper(Legacy):
 
 
 class PicksOptimizerBase(type):
-    """Metaclass that makes an instance of the new or the legacy kind, like the held optimizer."""
+    """Metaclass that creates an instance of the held optimizer's kind, new or legacy."""
 
     _kinds: dict[bool, type]
 

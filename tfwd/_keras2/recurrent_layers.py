@@ -10,19 +10,19 @@ import tensorflow as tf
 
 from tfwd._keras2.layers import get_mask
 
-# A loop takes inputs, first states and mask. It returns last output, all outputs and last states.
+# A loop takes inputs, initial states and mask. It returns last output, outputs and last states.
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
 def has_plain_loop(layer: Any) -> bool:
-    """Returns True if a layer of Keras's class has the usual loop, neither cuDNN's nor unrolled."""
+    """Returns True if a layer of Keras's class has the usual loop, without cuDNN or unrolling."""
     cell = layer.cell
     return (
         not layer.unroll
         and not layer.time_major
         and not getattr(layer, "return_runtime", False)
         and cell._autocast
-        # Otherwise Keras loops over its cell, which drops the same inputs at every step.
+        # Otherwise Keras loops over the cell, which drops the same inputs at every time step.
         and (layer._could_use_gpu_kernel or not cell.dropout)
     )
 
@@ -56,9 +56,10 @@ def reset_states(layer: Any) -> Callable[[], None]:
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the masks of a recurrent layer's call: the applied one, and the outputs' one.
+    """Returns two masks of a recurrent layer's call: the applied mask, and the outputs' mask.
 
-    Keras 2 uses the mask argument, even if it is None, and otherwise the mask of the sequences.
+    Keras 2 uses the mask argument if it was passed, even if it is None. Otherwise it uses the mask
+    of the sequences.
 
     Args:
         sequences: First argument of the layer.
@@ -76,20 +77,23 @@ def recurrent_arguments(
     initial_state: Any = None,
     constants: Any = None,
 ) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
+    """Returns a recurrent layer's inputs, initial states, mask and training flag.
+
+    It returns None if the layer must use another loop.
+    """
     if not isinstance(sequences, tf.Tensor) or constants is not None or layer.time_major:
         return None
     return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
+    """Returns the initial states of a recurrent layer with one cell, as its call computes them."""
     _, given, _ = layer._process_inputs(sequences, given, None)
     # For a stateful layer Keras passes the variables, which the last states will overwrite.
     return [tf.cast(tf.convert_to_tensor(s), layer.cell.compute_dtype) for s in given]
 
 
-# Number of masks that Keras draws in a layer's call. The products need one of them.
+# Number of masks that Keras draws in a layer's call. The products need only the first mask.
 _MASKS = {keras.layers.SimpleRNN: 1, keras.layers.GRU: 3, keras.layers.LSTM: 4}
 
 

@@ -1,8 +1,8 @@
 """Training on Keras 2.15: the steps and backups of `fit`, and the optimizer in a custom loop.
 
-Keras 2 has two kinds of optimizers: the newer ones of `keras.optimizers`, and the legacy ones. All
-optimizers of tensorflow-addons are legacy ones. The two kinds create their state and store their
-learning rate differently.
+Keras 2 has two kinds of optimizers: new optimizers (`keras.optimizers`) and legacy optimizers. All
+optimizers of tensorflow-addons are legacy optimizers. The two kinds create their state and store
+their learning rate differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the loss and the outputs' weights that a model was compiled with, or None."""
+    """Returns the loss and the loss weights that a model was compiled with, each or None."""
     found = getattr(model, "compiled_loss", None)
     if found is None:
         return None, None
@@ -51,13 +51,13 @@ def steps_per_execution(model: keras.Model) -> int:
 def iterator_from(model: keras.Model, data: Any, iterator: Any, steps: int) -> Iterator[Any]:
     """Returns an iterator for the training function that also yields the batch already taken.
 
-    A function of TensorFlow accepts only an iterator over a dataset with the same elements.
-    Otherwise it is traced again, and its dropout starts again.
+    TensorFlow traces a `tf.function` again if its iterator is not over a dataset with the same
+    element types. The function's dropout would then start again.
 
     Args:
         model: Compiled model.
         data: Batch that was taken.
-        iterator: Iterator after that batch. The function's other batches are taken from it.
+        iterator: Iterator after that batch. It yields the function's other batches.
         steps: Number of batches that the function will take.
     """
     if model.run_eagerly:
@@ -91,7 +91,7 @@ _FUNCTIONS = ("train_function", "train_tf_function", "test_function", "predict_f
 
 
 def functions(model: Any) -> list[str]:
-    """Returns the attributes with functions that `fit` or another method has made."""
+    """Returns the attributes that hold a function that `fit` or another method has created."""
     return [name for name in _FUNCTIONS if vars(model).get(name) is not None]
 
 
@@ -121,8 +121,8 @@ def _dataset(elements: list[Any], spec: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=spec)
 
 
-# With these arguments a backup survives the end of `fit`. It also survives a crash while it is
-# written, because TensorFlow names a checkpoint only after it is complete.
+# With these arguments a backup still exists after `fit`. It also survives a crash during writing,
+# because TensorFlow registers a checkpoint only after the checkpoint is complete.
 BACKUP_ARGUMENTS: dict[str, Any] = {"delete_checkpoint": False}
 
 
@@ -141,7 +141,7 @@ def is_compiled(model: keras.Model) -> bool:
 
 
 def can_back_up(model: keras.Model) -> bool:
-    """Returns True if the callback accepts the model. On Keras 2 it waits for the weights."""
+    """Returns True, because `BackupAndRestore` of Keras 2 also accepts a model without weights."""
     return True
 
 
@@ -176,7 +176,7 @@ def optimizer_class(name: str) -> type:
     """Returns the optimizer class of a name."""
     if not name.startswith("tfa."):
         return getattr(keras.optimizers, name)
-    with warnings.catch_warnings():  # ignore the warning that its development has ended
+    with warnings.catch_warnings():  # ignore the warning that tensorflow-addons is deprecated
         warnings.simplefilter("ignore")
         import tensorflow_addons
     return getattr(tensorflow_addons.optimizers, name.removeprefix("tfa."))
@@ -217,7 +217,7 @@ def optimizer_state(optimizer: Any) -> list[Any]:
 
 
 def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:
-    """Assigns the learning rate of the next step, if the optimizer has one. COCOB has none."""
+    """Assigns the learning rate of the next step. Skips an optimizer without one, such as COCOB."""
     for leaf in leaves(optimizer):
         if not isinstance(leaf, LegacyOptimizer):
             leaf.learning_rate.assign(rate)
@@ -232,7 +232,7 @@ def make_step(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     Args:
         optimizer: Optimizer that is built for the variables.
         gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
-            scales the loss, gradients of the scaled loss.
+            scales the loss, these are gradients of the scaled loss.
         variables: Variables that the optimizer was built for.
     """
     if scales_loss(optimizer):
@@ -245,6 +245,6 @@ def make_step(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
 
 
 def _reached(gradients: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Returns the pairs with a gradient. Keras would warn about other pairs in every trace."""
+    """Returns the pairs that have a gradient. Keras would warn of other pairs in every trace."""
     pairs = zip(gradients, variables, strict=True)
     return [(gradient, variable) for gradient, variable in pairs if gradient is not None]

@@ -1,8 +1,8 @@
 """Intercepts an optimizer's updates of its variables, on Keras 2.15.
 
-Keras has no public place for it. For each variable, an optimizer calls its own method. It does so
-after clipping, on every replica, and never in a step that a loss scale skips. Here that method is
-replaced on the instance during a call of `apply`.
+Keras has no public hook for this. For each variable, an optimizer calls one of its own methods
+after clipping. It calls the method on every replica, and never in a step that a loss scale skips.
+This module replaces the method on the instance during a call of `apply`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def schedule_step(optimizer: Any) -> tf.Tensor:
 def intercepted(
     optimizers: Sequence[Any], step: Step, before: Callable[[Any], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Sends each update of a variable to `step`, and calls `before` once per update, while open.
+    """Calls `step` for each update of a variable in the body, and `before` once per step.
 
     Args:
-        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run meanwhile.
+        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run in the body.
         step: Function that is called in place of the optimizer's own method. Its second argument is
             that method.
-        before: Function that is called with the optimizer once per update, before all variables.
+        before: Function of an optimizer. It is called once per step, before all variables.
     """
     return swapped(optimizers, lambda leaf: _methods(leaf, step, before))
 
@@ -50,14 +50,14 @@ def intercepted(
 def rates_scaled(
     optimizers: Sequence[Any], factor: Callable[[tf.Variable], float]
 ) -> contextlib.AbstractContextManager[None]:
-    """Updates each variable with its own multiple of the learning rate, while open.
+    """Updates each variable in the body with its own multiple of the learning rate.
 
-    A decay that follows the learning rate (`intercepted`) follows the multiple. An update reads the
-    rate from a variable, which has the multiple during that update.
+    A decay that uses the learning rate (`intercepted`) uses the multiple. An update reads the rate
+    from a variable. This variable has the multiple during the update.
 
     Args:
-        optimizers: Optimizers, as `leaves` returns them, without legacy ones.
-        factor: Function from a variable to its multiple.
+        optimizers: Optimizers, as `leaves` returns them, without legacy optimizers.
+        factor: Function from a variable to the factor of its learning rate.
     """
 
     def methods(leaf: Any) -> dict[str, Callable]:
@@ -76,7 +76,7 @@ def rates_scaled(
         }
 
     def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
-        # Inside the step, so that it encloses what others have put around updates.
+        # Replaced inside the step, so that it encloses other replacements of `update_step`.
         with swapped([optimizer], methods, "rates"):
             return make()
 
@@ -86,9 +86,9 @@ def rates_scaled(
 def rows_summed(
     optimizers: Sequence[Any], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Sums repeated rows of sparse gradients before they are clipped, while open.
+    """Sums repeated rows of sparse gradients before they are clipped, in the body.
 
-    Keras 2 sums them itself, but after clipping.
+    Keras 2 sums the rows itself, but only after clipping.
 
     Args:
         optimizers: Optimizers, as `leaves` returns them.
@@ -113,7 +113,7 @@ def rows_summed(
 
 def _methods(leaf: Any, step: Step, before: Callable[[Any], None]) -> dict[str, Callable]:
     """Returns the replacements for the methods of an optimizer."""
-    inside = False  # a method of the optimizer is running, and may call another
+    inside = False  # True while a method of the optimizer runs, because it may call another method
 
     def update(own: Callable[[Any, Any], Any], gradient: Any, variable: Any) -> Any:
         nonlocal inside
@@ -141,7 +141,7 @@ def _new_methods(
 ) -> dict[str, Callable]:
     own, compiled = leaf.update_step, leaf._update_step_xla
 
-    # The optimizer keeps the compiled function: no tensor of the step may be traced into it.
+    # The optimizer keeps the compiled function. So no tensor of this step may be traced into it.
     def update_compiled(gradient: Any, variable: Any, key: int) -> None:
         update(lambda g, v: compiled(g, v, key), gradient, variable)
 
@@ -182,7 +182,7 @@ def _legacy_methods(
         "_resource_apply_sparse": sparse(leaf._resource_apply_sparse),
         "_transform_gradients": transformed,
     }
-    # Keras's own method sums rows with the same index, and then calls the method above.
+    # Keras's own method sums rows with the same index, and then calls `_resource_apply_sparse`.
     summing = "_resource_apply_sparse_duplicate_indices"
     if getattr(type(leaf), summing) is not getattr(wrapped_optimizers.Legacy, summing):
         methods[summing] = sparse(getattr(leaf, summing))
@@ -199,7 +199,7 @@ def _is_gate(optimizer: Any) -> bool:
 
 @contextlib.contextmanager
 def without_warning_of_unused() -> Iterator[None]:
-    """Suppresses Keras's warning about variables without a gradient, which comes in every step."""
+    """Suppresses Keras's warning about variables without a gradient, which each step would show."""
 
     def other(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("Gradients do not exist for variables")
@@ -216,7 +216,7 @@ def entered(
     optimizers: Sequence[Any],
     around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """Calls `around(optimizer, gradients, variables, make)` for each step, while open."""
+    """Calls `around(optimizer, gradients, variables, make)` for each step in the body."""
 
     def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
         own = optimizer.apply_gradients
@@ -235,8 +235,9 @@ def entered(
 def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[Any]:
     """Makes an optimizer's step wait for an operation.
 
-    TensorFlow keeps the order by itself. Without a control dependency it also rewrites operations,
-    so that results differ in their last bits. tensorflow-addons makes legacy optimizers wait.
+    TensorFlow keeps the order by itself. But without a control dependency it also rewrites
+    operations, and results differ in their last bits. tensorflow-addons makes legacy optimizers
+    wait, so this function makes them wait too.
 
     Args:
         optimizer: Optimizer that makes the step.
@@ -255,9 +256,9 @@ def assigns_by_methods(leaf: Any) -> bool:
 
 
 def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-    """Traces updates into no separate function, while open.
+    """Prevents that updates in the body are traced into separate functions.
 
-    On a GPU Keras compiles them one by one, and uses the trace of one step in another step.
+    On a GPU, Keras compiles each update, and uses the trace of one step in another step.
     """
 
     def methods(leaf: Any) -> dict[str, Callable[..., Any]]:
@@ -271,9 +272,9 @@ def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None
 
 
 def update_log(gate: Any) -> list[Any] | None:
-    """Returns the list in which a wrapper that may skip steps logs whether it made one, or None.
+    """Returns the list in which a wrapper that may skip steps logs whether it made the step.
 
-    The list exists while `detect_update` is open.
+    The list exists only in the body of `detect_update`. Elsewhere the result is None.
     """
     return vars(gate).get(_UPDATE_LOG)
 
@@ -282,14 +283,14 @@ def update_log(gate: Any) -> list[Any] | None:
 def detect_update(optimizer: Any) -> Iterator[Callable[[], Any]]:
     """Detects whether a step of an optimizer made an update.
 
-    A loss scale inside may skip the update, and so may a wrapper.
+    A loss scale inside may skip the update, and a wrapper may skip it too.
 
     Yields:
         A function that returns a boolean tensor. Call it after the step.
     """
     gates = [held for held in wrapped_optimizers.chain(optimizer.inner) if _is_gate(held)]
     if gates:
-        # The gate also knows what happens inside it. The replicas share one list.
+        # The outer gate also knows the updates inside it. The replicas share one list.
         log = vars(gates[0]).setdefault(_UPDATE_LOG, [])
         try:
             yield lambda: log[-1]

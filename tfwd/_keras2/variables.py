@@ -2,9 +2,9 @@
 
 A layer of Keras 2 reads its weights as attributes. While a substitution is open on this thread, an
 attribute that is a variable, or a list of variables, is returned as `StandIn`s. A stand-in behaves
-like a variable. Converted to a tensor it is the substitute, cast as Keras would cast the variable.
-Its assignments go to the substitution. Nothing is assigned to a layer, and other threads are not
-affected.
+like a variable. If it is converted to a tensor, the result is the substitute, cast as Keras would
+cast the variable. Its assignments go to the substitution. Nothing is assigned to a layer, and other
+threads are not affected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Base = keras.layers.Layer
 
 _here = threading.local()
 
-# Lists in which Keras itself tracks a layer's variables. They must have the true variables.
+# Attributes in which Keras itself tracks a layer's variables. They must have the real variables.
 _KERAS_LISTS = frozenset(
     {
         "_trainable_weights",
@@ -74,7 +74,7 @@ def original(variable: Any) -> Any:
 
 
 class Substitution(Scope):
-    """A `Scope` that layers ask at each read of a variable and inform of each update.
+    """A `Scope` that stand-ins call at each read and at each update of a variable.
 
     Args:
         values: Pairs of a variable and its substitute.
@@ -135,7 +135,7 @@ class StandIn(AutoCastVariable):
         return self._variable
 
     def in_own_dtype(self) -> tf.Tensor:
-        """Returns the present value, even in an autocast scope."""
+        """Returns the current value in the variable's own dtype, even in an autocast scope."""
         scope = present_scope()
         value = None if scope is None else scope.get_current_value(self._variable)
         return raw_value(self._variable) if value is None else value
@@ -165,7 +165,10 @@ class StandIn(AutoCastVariable):
     ) -> tf.Tensor:
         value = self._cast(self.in_own_dtype())
         if dtype is not None and not tf.as_dtype(dtype).is_compatible_with(value.dtype):
-            raise ValueError(f"{self._variable.name} has dtype {value.dtype.name}, not {dtype}")
+            raise ValueError(
+                f"variable {self._variable.name} has dtype {value.dtype.name}, but a tensor of "
+                f"dtype {dtype} was expected: cast it with tf.cast"
+            )
         return value
 
     def assign(
@@ -192,12 +195,12 @@ class StandIn(AutoCastVariable):
         return self.assign(self.in_own_dtype() - delta, read_value=read_value)
 
     def _apply_update(self, update_fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """Updates some rows, like the given method of a variable."""
+        """Updates some rows as the given method of a variable would."""
         name = update_fn.__name__
         if name not in _BY_ROWS:
             raise NotImplementedError(
-                f"{self._variable.name} is updated by its method {name}, which a call on "
-                f"substituted values does not support; use assign or {', '.join(_BY_ROWS)}"
+                f"variable {self._variable.name} is updated by its method {name}, which a call on "
+                f"substituted values does not support: use assign or {', '.join(_BY_ROWS)}"
             )
         if name.startswith("scatter_nd_"):
             indices, values = args[:2]
@@ -254,21 +257,21 @@ def is_variable(value: Any) -> bool:
 
 
 def value(variable: tf.Variable) -> tf.Tensor:
-    """Returns the variable's present value in its own dtype, even in an autocast scope."""
+    """Returns the variable's current value in its own dtype, even in an autocast scope."""
     return StandIn(original(variable)).in_own_dtype()
 
 
 def constant(variable: tf.Variable) -> tf.Tensor:
     """Returns the variable's own value. No tape and no function records the read.
 
-    Keras 2 creates states of recurrent layers as trainable variables.
+    Otherwise a tape would watch states of recurrent layers, which Keras 2 creates as trainable.
     """
     plain = tf_variable(variable)
     return tf.raw_ops.ReadVariableOp(resource=plain.handle, dtype=plain.dtype)
 
 
 def read(variable: tf.Variable) -> tf.Tensor:
-    """Returns the variable's present value in the dtype in which a layer reads it."""
+    """Returns the variable's current value in the dtype in which a layer reads it."""
     return StandIn(original(variable)).value()
 
 
@@ -319,10 +322,10 @@ def new_variable(
 class SeedState(tf.__internal__.tracking.AutoTrackable):
     """A root seed and the number of the next call, which TensorFlow's checkpoints save.
 
-    A layer with such an attribute does not get another weight.
+    A layer with such an attribute does not get an additional weight.
 
     Args:
-        seed: int of up to 63 bits. None draws one from Keras's global seed.
+        seed: int of up to 63 bits. None draws a seed from Keras's global seed.
 
     Attributes:
         state: int64 `[root, next call]`.
@@ -334,24 +337,25 @@ class SeedState(tf.__internal__.tracking.AutoTrackable):
         self.state = tf.Variable(
             np.asarray([root, 0], np.int64),
             trainable=False,
-            name="seed_generator_state",  # each replica has its own copy, and all count the same
+            name="seed_generator_state",  # each replica has its own copy with the same count
         )
 
 
 def checkpoint(layer: Any, generator: SeedState) -> None:
-    """Lets TensorFlow's checkpoints save a seed state. On Keras 2 they do it by themselves."""
+    """Does nothing. On Keras 2, TensorFlow's checkpoints save a seed state by themselves."""
 
 
 def checkpoint_list(layer: Any, name: str) -> None:
-    """Lets TensorFlow's checkpoints save a list of layers. On Keras 2 they do it by themselves."""
+    """Does nothing. On Keras 2, TensorFlow's checkpoints save a list of layers by themselves."""
 
 
 def paths(layer: Any) -> list[str]:
     """Returns the path of each of a built layer's weights, in their order.
 
-    A path has the names of the layers that contain the weight, from the given layer on, and its own
-    name. Keras 2 names a variable by the scopes of the call that created it. A weight that a layer
-    builds by hand lacks the name of its layer.
+    A path consists of the names of the layers that contain the weight, from the given layer on, and
+    the weight's own name. The names of Keras 2 are not such paths, because they come from the name
+    scopes of the call that created the variable. If a layer calls `build` of an inner layer, the
+    names of the inner layer's weights lack its name.
     """
     found: dict[int, str] = {}
 

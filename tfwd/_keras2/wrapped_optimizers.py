@@ -1,6 +1,6 @@
-"""Optimizers inside optimizers on Keras 2.15, and the base class of those that hold another.
+"""Nested optimizers on Keras 2.15, and the base class of tfwd's optimizers that hold another one.
 
-The functions look through tfwd's own wrappers, loss scales, and tensorflow-addons' averages.
+The functions look inside tfwd's wrappers, loss scales, and tensorflow-addons' averages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_built_for(optimizer: Any, variable: Any) -> bool:
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """Yields the optimizer and all optimizers in it. The outer ones come first."""
+    """Yields the optimizer and all optimizers inside, outer optimizers first."""
     while optimizer is not None:
         yield optimizer
         if isinstance(optimizer, LossScaleOptimizer):
@@ -61,7 +61,7 @@ def _averaged(optimizer: Any) -> Any:
 
 
 def own_decays(optimizer: Any) -> dict[str, Any]:
-    """Returns the arguments with which an optimizer decays weights itself, with their values."""
+    """Returns the arguments of an optimizer's own weight decay, with their values."""
     arguments = vars(optimizer).get("_hyper", {}) if is_legacy(optimizer) else vars(optimizer)
     decays = {
         argument: float(value.numpy()) if isinstance(value, tf.Variable) else value
@@ -72,7 +72,7 @@ def own_decays(optimizer: Any) -> dict[str, Any]:
 
 
 def lowers_scale(optimizer: Any) -> bool:
-    """Returns True if an active loss scale inside waits for gradients that are not finite."""
+    """Returns True if an active loss scale inside reacts to gradients that are not finite."""
     scale = _scale(optimizer)
     return scale is not None and scale.dynamic
 
@@ -83,12 +83,12 @@ def accumulates(optimizer: Any) -> bool:
 
 
 def _rate_of(leaf: Any) -> Any:
-    """Returns the optimizer that has the learning rate. An average uses its inner optimizer's."""
+    """Returns the optimizer that has the learning rate. An average uses its inner optimizer."""
     return next((held for held in reversed(list(chain(leaf))) if is_legacy(held)), leaf)
 
 
 def has_learning_rate(leaf: Any) -> bool:
-    """Returns True if an optimizer has a learning rate. COCOB has none."""
+    """Returns True if an optimizer has a learning rate. COCOB has no learning rate."""
     return not is_legacy(leaf) or "learning_rate" in _rate_of(leaf)._hyper
 
 
@@ -110,7 +110,7 @@ def initial_rate(leaf: Any) -> float:
 
 
 def learning_rate(leaf: Any) -> Any:
-    """Returns the learning rate of an update that is made now, or None if there is none."""
+    """Returns the learning rate of an update that is made now, or None if it has no rate."""
     if not is_legacy(leaf):
         rate = leaf._learning_rate
         schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
@@ -131,16 +131,16 @@ _FOLLOWED = {
     False: ("_internal_apply_gradients", "_distributed_apply_gradients_fn", "_update_step"),
     True: ("apply_gradients", "_distributed_apply"),
 }
-# Classes of tensorflow-addons that override these methods, but call Keras's.
+# Classes of tensorflow-addons that override these methods, but call Keras's methods.
 _FOLLOWABLE = ("AveragedOptimizerWrapper", "DecoupledWeightDecayExtension", "Lookahead")
 
 
 class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
-    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
+    """An optimizer that holds another optimizer, and has its variables, learning rate and steps.
 
     Args:
-        optimizer: Keras optimizer, or the name of one (of the newer kind).
-        name: str. Name of the wrapper. Default None, for a name by Keras.
+        optimizer: Keras optimizer, or the name of a new (not legacy) optimizer.
+        name: str. Name of the wrapper. Default None, for a name that Keras chooses.
 
     Raises:
         TypeError: If it is not a Keras optimizer.
@@ -195,8 +195,8 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
         if value and is_legacy(self) and vars(self).get("decay_unused"):
             raise ValueError(
                 f"{type(self).__name__} '{self.name}' is in a LossScaleOptimizer, which does not "
-                "pass variables without a gradient to a legacy optimizer: with decay_unused=True "
-                "put the loss scale inside"
+                "pass variables without a gradient to a legacy optimizer: put the loss scale "
+                f"inside {type(self).__name__}, or set decay_unused=False"
             )
         object.__setattr__(self, "_is_scaled", value)
         if value and isinstance(self.optimizer, LossScaleOptimizer):
@@ -209,14 +209,14 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
         if (scale.initial_scale, scale.dynamic_growth_steps) != (2.0**15, 2000):
             warnings.warn(
                 f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
-                "another one. Only the outer one acts, and the inner one's arguments are lost. "
-                "Put the loss scale around",
+                "another LossScaleOptimizer. Only the outer one acts. The arguments of the inner "
+                f"one have no effect. Put the loss scale around {type(self).__name__}",
                 stacklevel=4,
             )
         object.__setattr__(self, "_scaled_outside", True)
 
     def _build_once(self, variables: Sequence[Any]) -> None:
-        """Creates the state for the variables: the held optimizer's, then its own."""
+        """Creates the state for the variables, first in the held optimizer, then in this one."""
         variables = list(variables)
         self._check_variables(variables)
         self._build_inner(variables)
@@ -233,10 +233,10 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
         Args:
             name: str. Name.
             dtype: str. dtype.
-            value: Initial value of all elements. None means the present value of `like`.
-            like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is the same on all replicas.
-            shape: Shape, if there is no `like`. Default scalar.
+            value: Initial value of all elements. None means the current value of `like`.
+            like: Variable of a layer. The new variable has its shape and device. Default None, for
+                a variable that is the same on all replicas.
+            shape: Shape, if `like` is None. Default scalar.
         """
         strategy = tf.distribute.get_strategy()
         with tf.init_scope():
@@ -268,7 +268,7 @@ class OptimizerWrapper(OptimizerHolder, metaclass=PicksOptimizerBase):
             if not self.built:
                 raise ValueError(
                     f"{type(self).__name__} is not built: pass the variables with the "
-                    "gradients, or call build(variables) before"
+                    "gradients, or call build(variables) first"
                 )
             trainable_variables = self._trainable_variables
         scale = _scale(self)

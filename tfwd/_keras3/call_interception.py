@@ -1,8 +1,9 @@
 """Intercepts calls of layers and reads of variables, for `tfwd.gradients`.
 
-Keras has no hooks. During a pass, the `call` of some classes is replaced by a function that uses
-the present thread's handler, or the original call. Other threads are not affected. Subclasses that
-call `super().call`, and wrappers that call `layer.call`, are intercepted too.
+Keras has no hooks. During a pass, a function replaces the `call` of some classes. The function uses
+the current thread's handler, or the original call if there is no handler. Other threads are not
+affected. Subclasses that call `super().call`, and wrappers that call `layer.call`, are intercepted
+too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def intercepted(
     """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: Classes. Those that do not define `call` are ignored.
-        handler: Function that is called in place of `call`. It gets the original.
+        classes: Classes. A class that does not define `call` is ignored.
+        handler: Function that is called in place of `call`. It gets the original `call`.
     """
     # A fused pass through both directions of a Bidirectional would not call the two layers.
     both: Any = keras.layers.Bidirectional
@@ -56,9 +57,9 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Draws:
-    """Random draws that one pass records and another replays. On Keras 3 there are none.
+    """Random draws that one pass records and another pass replays. On Keras 3 it has no draws.
 
-    There the state of each generator is a variable, which a pass can restore.
+    On Keras 3 the state of each generator is a variable, which a pass can restore.
     """
 
     inside = False
@@ -88,7 +89,7 @@ class Discarded(substitution_scopes.Discarding, Substitution):
 
 
 def users_code() -> contextlib.AbstractContextManager[None]:
-    """Runs a model as Keras runs it in a function: without AutoGraph."""
+    """Runs a model as Keras runs it in a `tf.function`: without AutoGraph."""
     return contextlib.nullcontext()
 
 

@@ -1,7 +1,7 @@
 """Products of Keras 3's convolutional layers: their calls without bias and activation.
 
 The functions take the layer, its inputs, and a replacement for its kernel. They return None for a
-case that they do not cover.
+case that they do not support.
 """
 
 from __future__ import annotations

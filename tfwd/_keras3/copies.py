@@ -16,9 +16,9 @@ from tfwd._keras_shared.keras_own_code import is_of_keras
 def serialize(layer: keras.Layer) -> dict[str, Any]:
     """Returns a layer's config, with the mark by which a `.keras` file detects shared layers.
 
-    While Keras writes a file, it marks the config of an object that it has seen before. It does not
-    mark a config inside another one, such as the config of a wrapped layer. The mark is an address
-    in memory. Configs outside files have no mark, so that they can be compared.
+    While Keras writes a file, it marks the config of an object that it has written before. It does
+    not mark a config inside another config, such as the config of a wrapped layer. The mark is an
+    address in memory. Configs outside files have no mark, so that they can be compared.
     """
     config = keras.saving.serialize_keras_object(layer)
     if _global_state.get_global_attribute("shared_objects/id_to_config_map") is not None:
@@ -32,7 +32,7 @@ def deserialize(value: Any, custom_objects: Any = None) -> Any:
 
 
 def keeps_sharing() -> bool:
-    """Returns True while a file is read, in which two uses of an object become one object."""
+    """Returns True while a file is read. Two uses of an object then become one object."""
     return _global_state.get_global_attribute("shared_objects/id_to_obj_map") is not None
 
 
@@ -72,7 +72,7 @@ def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
     if not isinstance(model, keras.Sequential):
         inputs = keras.tree.map_structure(lambda x: _other(x).output, model.input)
         return keras.models.clone_model(model, input_tensors=inputs, clone_function=replaced)
-    first = model._layers[:1]  # `model.layers` leaves it out if it is an input
+    first = model._layers[:1]  # `model.layers` omits an input layer
     inputs = [_other(x) for x in first if isinstance(x, keras.layers.InputLayer)]
     layers = [*inputs, *map(replaced, model.layers)]
     copy = keras.Sequential(layers, name=model.name, trainable=model.trainable)
@@ -103,7 +103,7 @@ def tie(
     return dense
 
 
-# Attributes that a layer's constructor makes for the layer itself. A copy must not take them.
+# Attributes that each layer's constructor creates. A copy must not take them from another layer.
 _OWN_STATE = {
     "_tracker",
     "_trainable_variables",

@@ -1,8 +1,8 @@
 """Layers of Keras 3: their build, call state, masks, sublayers and wrappers.
 
 A wrapper takes over the call of the layer inside it. Keras has no public way to read the flags of
-the present call, or to keep them while a layer runs a second time. The ways used here are private,
-or almost private, and change between releases.
+the current call, or to keep them while a layer runs a second time. So this module uses private
+names, and public names that Keras does not document. They change between releases.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SCOPE = "stateless_scope"
 
 @contextlib.contextmanager
 def building_outside(layer: keras.Layer) -> Iterator[None]:
-    """Builds the layers in `layer` in the body as if there were no inner scopes.
+    """Makes layers inside `layer` build outside inner scopes, if they are built in the body.
 
-    `compute_output_spec` calls a layer in a scratch graph and in a `StatelessScope`. There Keras
-    refuses to create a variable from a value, which stateful recurrent layers do for their states.
-    A layer is built from shapes alone, so it needs neither the graph nor the scope.
+    `compute_output_spec` calls a layer in a scratch graph and in a `StatelessScope`. In this scope,
+    Keras does not create a variable from a value. Stateful recurrent layers need such variables for
+    their states. A build needs only shapes, so it needs neither the graph nor the scope.
     """
     around = _global_state.get_global_attribute(_SCOPE)
     builds = {}
@@ -79,10 +79,10 @@ class NoAutographLayer:
 
 
 class CallState:
-    """The flags of the present Keras call: training, other context arguments, autocast.
+    """The flags of the current Keras call: training, other context arguments, autocast.
 
-    A layer that runs again in backward must see the flags of its forward run. That call has already
-    ended. And flags that a layer sets while it runs must not affect later layers.
+    A layer that runs again in backward must get the flags of its forward run, which has already
+    ended. Flags that a layer sets while it runs must not affect later layers.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class CallState:
 
 
 def call_flag(name: str) -> Any:
-    """Returns a flag of the present Keras call, such as `training`, or None."""
+    """Returns a flag of the current Keras call, such as `training`, or None."""
     context = _global_state.get_global_attribute(_CALL_CONTEXT)
     return getattr(context, name, None)
 
@@ -195,14 +195,14 @@ def has_weights(layer: keras.Layer) -> bool:
     """Returns True if the layer is built and has all weights that it will have.
 
     A layer that does not define `build` is marked as built when it is loaded, although its inner
-    layers are not. A layer that defines `build` may let its call build inner layers. An inner layer
-    that a call did not build is not used and will have no weights.
+    layers are not built. A layer that defines `build` may let its call build inner layers. An inner
+    layer that a call did not build is not used and will have no weights.
     """
     return layer.built and (not awaits_call(layer) or getattr(layer, "_called", False))
 
 
 def awaits_call(layer: keras.Layer) -> bool:
-    """Returns True if inner layers are not built yet, and may get weights when they are."""
+    """Returns True if an inner layer is not built yet, and may get weights in its build."""
     is_default = keras.src.utils.python_utils.is_default
     return any(
         not (inner.built or is_default(inner.build)) or awaits_call(inner)
@@ -213,8 +213,8 @@ def awaits_call(layer: keras.Layer) -> bool:
 def _called_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the direct sublayers that a layer may call.
 
-    A functional model calls only the layers of its graph. It may hold others, for example the
-    preprocessor of a model of keras-hub.
+    A functional model calls only the layers of its graph. It may hold other layers, for example the
+    preprocessor of a keras-hub model.
     """
     functional = isinstance(layer, keras.src.models.Functional)
     return layer.layers if functional and is_of_keras(type(layer), "call") else sublayers(layer)
@@ -250,19 +250,19 @@ def own_losses(layer: keras.Layer) -> list[Any]:
 
 
 def own_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """Returns the weights of a layer itself that are created trainable, frozen or not."""
+    """Returns the layer's own weights that were created trainable, even if they are frozen."""
     return list(layer._trainable_variables)
 
 
 def held_weights(layer: keras.Layer) -> list[keras.Variable]:
-    """Returns all weights of a layer itself."""
+    """Returns the layer's own weights, without weights of inner layers."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def is_altered(layer: keras.Layer) -> bool:
-    """Returns True if a call does more than the layer's `call` on its weights.
+    """Returns True if calling the layer does more than its class's `call` does with its weights.
 
-    Examples are LoRA, int8, losses of outputs, and `keras.remat`.
+    Examples are LoRA, int8, activity regularizers, and `keras.remat`.
     """
     return bool(
         getattr(layer, "lora_enabled", False)
@@ -330,8 +330,8 @@ class Wraps:
     def metrics(self: Any) -> list[keras.metrics.Metric]:
         """The metrics of all layers inside, each once.
 
-        The metrics of inner models are left out, as in Keras. An example is the loss of an inner
-        model's own `fit`. An outer model would otherwise reset and report it as its own.
+        The metrics of inner models are omitted, as in Keras. An example is the loss of an inner
+        model's own `fit`. Otherwise an outer model would reset and report this loss as its own.
         """
         layers = [layer for layer in all_layers(self) if not isinstance(layer, keras.Model)]
         metrics = {id(m): m for layer in layers for m in layer._metrics}
@@ -347,7 +347,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _given(layer: Any, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Stores the arguments of a layer's call, to tell them from arguments that Keras adds."""
+    """Stores the arguments of a layer's call, to distinguish them from arguments of Keras."""
     before = getattr(_here, "call", None)
     _here.call = layer, dict(kwargs)
     try:
@@ -361,7 +361,7 @@ def _taken(layer: Any) -> dict[str, Any] | None:
     found = getattr(_here, "call", None)
     if found is None or found[0] is not layer:
         return None
-    _here.call = None  # only once: a later call is another call
+    _here.call = None  # use them only once, because a later call is another call
     return found[1]
 
 
@@ -370,10 +370,10 @@ def inner_call(
 ) -> tuple[Callable[..., Any], tuple, dict[str, Any]]:
     """Returns the function to call where Keras calls the `call` of a wrapper.
 
-    The inner layer is called with the wrapper's arguments. Keras then looks for its masks itself.
-    Masks that Keras has found for the wrapper are not passed on, because they would count as
-    arguments. If only `call` was called, as `keras.layers.TimeDistributed` does, there are no casts
-    and masks of `__call__`. Then only the inner layer's `call` is called.
+    The inner layer is called with the wrapper's arguments. Keras then finds the inner layer's masks
+    itself. Masks that Keras has found for the wrapper are not passed on, because they would count
+    as arguments. `keras.layers.TimeDistributed` calls only `call`, without the casts and masks of
+    `__call__`. In this case, only the inner layer's `call` is called.
 
     Args:
         layer: Wrapper.

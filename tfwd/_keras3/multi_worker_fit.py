@@ -1,9 +1,9 @@
-"""`fit` of Keras 3 on several workers: the functions that fail there, and callbacks that write.
+"""`fit` of Keras 3 on several workers: replaces functions that fail, and callbacks that write.
 
-Under `MultiWorkerMirroredStrategy`, three functions of Keras 3's trainer fail. Two reduce values
-over the replicas in a way that fails for scalars. One makes a loop that TensorFlow cannot run.
-Keras's callbacks write the same files from every worker. The replaced functions act as before with
-any other strategy.
+Under `MultiWorkerMirroredStrategy`, three functions of Keras 3's trainer fail. Two of them reduce
+values over the replicas in a way that fails for scalars. The third function makes a loop that
+TensorFlow cannot run. Keras's callbacks write the same files from every worker. The replaced
+functions act as before with any other strategy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def repair_fit() -> None:
     """Lets `fit`, `evaluate` and the callbacks of Keras 3 work on several workers.
 
     Raises:
-        RuntimeError: this release of Keras has other names than the ones that are replaced.
+        RuntimeError: If this release of Keras lacks a function that must be replaced.
     """
     global _repaired
     if _repaired:
@@ -74,7 +74,7 @@ def _maybe_symbolic_build(stood: Any) -> Any:
             return stood(self, iterator=iterator, data_batch=data_batch)
         local = self._distribute_strategy.experimental_local_results
         for _, _, batches in iterator:
-            # Keras reduces the batch over the replicas. The build needs shapes alone.
+            # Keras reduces the batch over the replicas. The build needs only shapes.
             data_batch = keras.tree.map_structure(lambda part: local(part)[0], next(batches))
             break
         return stood(self, data_batch=data_batch)
@@ -87,7 +87,8 @@ def _make_function(stood: Any) -> Any:
         steps = self.steps_per_execution
         if steps == 1 or not has_workers(self.distribute_strategy):
             return stood(self, step_function)
-        # TensorFlow cannot run Keras's loop of several steps there: the steps are made one by one.
+        # TensorFlow cannot run Keras's loop of several steps on several workers. So the steps run
+        # one by one.
         self.steps_per_execution = 1
         one_step = stood(self, step_function)
 
@@ -123,14 +124,14 @@ def _begin_with_backup(stood: Any) -> Any:
         if not has_workers(strategy):
             stood(self, logs)
             return
-        # The chief may have to copy the backup of the backup. The others then find it.
+        # The chief may restore the second copy of the backup. The other workers then find it.
         if is_chief(self.model):
             stood(self, logs)
             wait_for_all(strategy)
         else:
             wait_for_all(strategy)
             stood(self, logs)
-        wait_for_all(strategy)  # all have read before any writes
+        wait_for_all(strategy)  # all workers have read before a worker writes
 
     return begin
 
@@ -140,7 +141,8 @@ def _save_backup(stood: Any) -> Any:
         if is_chief(self.model):
             stood(self)
             return
-        # Reading a variable may need all workers. Each therefore writes, and the others aside.
+        # Reading a variable may need all workers. So all workers write a backup. Workers other than
+        # the chief write it to a temporary folder.
         other = copy.copy(self)
         other.backup_dir = own_path(self.backup_dir, self.model)
         for name in ("_weights_path", "_training_metadata_path"):

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from tfwd._keras3.layers import get_mask
 
-# A loop takes inputs, first states and mask. It returns last output, all outputs and last states.
+# A loop takes inputs, initial states and mask. It returns last output, outputs and last states.
 Loop = Callable[[tf.Tensor, Any, Any], tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]
 
 
 def has_plain_loop(layer: Any) -> bool:
-    """Returns True if a layer of Keras's class has the usual loop, neither cuDNN's nor unrolled."""
+    """Returns True if a layer of Keras's class has the usual loop, without cuDNN or unrolling."""
     return (
         layer.cell.autocast
         and not layer.unroll
@@ -68,9 +68,9 @@ def reset_states(layer: Any) -> Callable[[], None]:
 
 
 def masks_of_sequences(sequences: Any, given: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns the masks of a recurrent layer's call: the applied one, and the outputs' one.
+    """Returns two masks of a recurrent layer's call: the applied mask, and the outputs' mask.
 
-    Keras 3 passes on the mask of the sequences if they are the only tensor.
+    Keras 3 applies the mask of the sequences if the sequences are the only tensor.
 
     Args:
         sequences: First argument of the layer.
@@ -91,12 +91,15 @@ def recurrent_arguments(
     mask: Any = None,
     training: Any = False,
 ) -> tuple[tf.Tensor, Any, Any, Any] | None:
-    """Returns a recurrent layer's inputs, first states, mask and flag, or None for another loop."""
+    """Returns a recurrent layer's inputs, initial states, mask and training flag.
+
+    It returns None if the layer must use another loop, which does not occur on Keras 3.
+    """
     return sequences, initial_state, mask, training
 
 
 def initial_states(layer: Any, sequences: tf.Tensor, given: Any) -> list[tf.Tensor]:
-    """Returns the first states of a recurrent layer with one cell, as its call computes them."""
+    """Returns the initial states of a recurrent layer with one cell, as its call computes them."""
     if given is None:
         batch = keras.ops.shape(sequences)[0]
         given = layer.states if layer.stateful else layer.get_initial_state(batch_size=batch)

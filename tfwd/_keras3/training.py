@@ -1,7 +1,7 @@
 """Training on Keras 3: the steps and backups of `fit`, and the optimizer in a custom loop.
 
-A loop has gradients, variables, and its own learning rate. If the optimizer scales the loss, the
-loop multiplies the loss before it computes gradients, and the optimizer divides the gradients.
+A custom loop has gradients, variables, and its own learning rate. If the optimizer scales the loss,
+the loop multiplies the loss before it computes gradients. The optimizer divides the gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the loss and the outputs' weights that a model was compiled with, or None."""
+    """Returns the loss and the loss weights that a model was compiled with, each or None."""
     found = getattr(model, "_compile_loss", None)
     if found is None:
         return None, None
@@ -40,7 +40,7 @@ def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]
 
 
 def steps_per_execution(model: keras.Model) -> int:
-    """Returns the number of batches per call of the training function, except an epoch's last."""
+    """Returns the number of batches per call of the training function. An epoch may end earlier."""
     return model.steps_per_execution
 
 
@@ -66,7 +66,7 @@ _FUNCTIONS = ("train_function", "test_function", "predict_function", "generate_f
 
 
 def functions(model: keras.Model) -> list[str]:
-    """Returns the attributes with functions that `fit` or another method has made."""
+    """Returns the attributes that hold a function that `fit` or another method has created."""
     return [name for name in _FUNCTIONS if vars(model).get(name) is not None]
 
 
@@ -90,7 +90,7 @@ def batch(data: Any) -> Any:
     )
 
 
-# With these arguments a backup survives the end of `fit`, and a crash while it is written.
+# With these arguments a backup still exists after `fit`, and after a crash during its writing.
 BACKUP_ARGUMENTS: dict[str, Any] = {"double_checkpoint": True, "delete_checkpoint": False}
 
 
@@ -103,7 +103,7 @@ def extend_backups(
     state_of: Callable[[keras.Model], dict[str, Any]],
     restore: Callable[[keras.Model, dict[str, Any], str], None],
 ) -> None:
-    """Lets `BackupAndRestore` store a further state in its weight file.
+    """Makes `BackupAndRestore` store an additional state in its weight file.
 
     Args:
         state_of: Function from a model to arrays by name, or an empty dict.
@@ -154,7 +154,7 @@ def is_compiled(model: keras.Model) -> bool:
 
 
 def can_back_up(model: keras.Model) -> bool:
-    """Returns True if the callback accepts the model: it must already have its weights."""
+    """Returns True if `BackupAndRestore` accepts the model. The model must have its weights."""
     return model.built
 
 
@@ -221,7 +221,7 @@ def make_step(optimizer: Optimizer, gradients: Sequence[Any], variables: Sequenc
     Args:
         optimizer: Optimizer that is built for the variables.
         gradients: List as long as `variables`, with None for a missing gradient. If the optimizer
-            scales the loss, gradients of the scaled loss.
+            scales the loss, these are gradients of the scaled loss.
         variables: Variables that the optimizer was built for.
     """
     optimizer.apply(gradients, variables)

@@ -1,8 +1,9 @@
 """Intercepts an optimizer's updates of its variables, on Keras 3.
 
-Keras has no public place for it. For each variable, an optimizer calls its own `update_step`. It
-does so after clipping, once for several accumulated gradients, on every replica, and never in a
-step that a loss scale skips. Here that method is replaced on the instance during a call of `apply`.
+Keras has no public hook for this. For each variable, an optimizer calls its method `update_step`
+after clipping. It calls the method once for several accumulated gradients, on every replica, and
+never in a step that a loss scale skips. This module replaces the method on the instance during a
+call of `apply`.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def schedule_step(optimizer: Optimizer) -> tf.Tensor:
 def intercepted(
     optimizers: Sequence[Optimizer], step: Step, before: Callable[[Optimizer], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Sends each update of a variable to `step`, and calls `before` once per update, while open.
+    """Calls `step` for each update of a variable in the body, and `before` once per step.
 
     Args:
-        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run meanwhile.
+        optimizers: Optimizers, as `leaves` returns them. Their own decay does not run in the body.
         step: Function that is called in place of `update_step`. Its second argument is
             `update_step`.
-        before: Function that is called with the optimizer once per update, before all variables.
+        before: Function of an optimizer. It is called once per step, before all variables.
     """
 
     def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
@@ -59,13 +60,13 @@ def intercepted(
 def rates_scaled(
     optimizers: Sequence[Optimizer], factor: Callable[[tf.Variable], float]
 ) -> contextlib.AbstractContextManager[None]:
-    """Updates each variable with its own multiple of the learning rate, while open.
+    """Updates each variable in the body with its own multiple of the learning rate.
 
-    A decay that follows the learning rate (`intercepted`) follows the multiple.
+    A decay that uses the learning rate (`intercepted`) uses the multiple.
 
     Args:
         optimizers: Optimizers, as `leaves` returns them.
-        factor: Function from a variable to its multiple.
+        factor: Function from a variable to the factor of its learning rate.
     """
 
     def methods(leaf: Optimizer) -> dict[str, Callable[..., Any]]:
@@ -77,7 +78,7 @@ def rates_scaled(
         return {"update_step": update_step}
 
     def around(optimizer: Any, _: Any, __: Any, make: Callable[[], Any]) -> Any:
-        # Inside the step, so that it encloses what others have put around updates.
+        # Replaced inside the step, so that it encloses other replacements of `update_step`.
         with swapped([optimizer], methods, "rates"):
             return make()
 
@@ -87,7 +88,7 @@ def rates_scaled(
 def rows_summed(
     optimizers: Sequence[Optimizer], summed: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Sums repeated rows of sparse gradients for clipping and for each update, while open.
+    """Sums repeated rows of sparse gradients for clipping and for each update in the body.
 
     Args:
         optimizers: Optimizers, as `leaves` returns them.
@@ -106,7 +107,7 @@ def rows_summed(
         def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
             # Gradients of several replicas are concatenated after they are clipped.
             rows = getattr(gradient, "indices", None)
-            if not any(rows is those for those in known):
+            if not any(rows is other for other in known):
                 gradient = summed(gradient)
             own_step(gradient, variable, learning_rate)
 
@@ -124,7 +125,7 @@ def entered(
     optimizers: Sequence[Any],
     around: Callable[[Any, list[Any], list[Any], Callable[[], Any]], Any],
 ) -> contextlib.AbstractContextManager[None]:
-    """Calls `around(optimizer, gradients, variables, make)` for each step, while open."""
+    """Calls `around(optimizer, gradients, variables, make)` for each step in the body."""
 
     def methods(optimizer: Any) -> dict[str, Callable[..., Any]]:
         own = optimizer.apply
@@ -140,7 +141,9 @@ def entered(
 
 
 def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[None]:
-    """Makes an optimizer's step wait for an operation. TensorFlow keeps the order by itself.
+    """Does nothing. On Keras 2 it makes an optimizer's step wait for an operation.
+
+    On Keras 3, TensorFlow keeps the order by itself.
 
     Args:
         optimizer: Optimizer that makes the step.
@@ -155,14 +158,14 @@ def assigns_by_methods(leaf: Optimizer) -> bool:
 
 
 def inlined(optimizers: Sequence[Optimizer]) -> contextlib.AbstractContextManager[None]:
-    """Traces updates into no separate function, while open. On Keras 3 they never are."""
+    """Does nothing. On Keras 3, updates are never traced into separate functions."""
     return contextlib.nullcontext()
 
 
 def update_log(gate: Any) -> list[Any] | None:
-    """Returns the list in which a wrapper that may skip steps logs whether it made one, or None.
+    """Returns None. On Keras 2 it returns a list in which a wrapper logs which steps it skips.
 
-    On Keras 3 there is no list: skipped steps do not count as iterations. See Keras 2's version.
+    Keras 3 needs no list, because skipped steps do not count as iterations.
     """
     return None
 
@@ -182,7 +185,7 @@ def detect_update(optimizer: Any) -> Iterator[Callable[[], Any]]:
 
 @contextlib.contextmanager
 def without_warning_of_unused() -> Iterator[None]:
-    """Suppresses Keras's warning about variables without a gradient, which comes in every step."""
+    """Suppresses Keras's warning about variables without a gradient, which each step would show."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Gradients do not exist for variables")
         yield

@@ -13,7 +13,7 @@ from tfwd._keras_shared.substitution_scopes import Scope
 
 
 class Substitution(Scope, keras.StatelessScope):
-    """A `Scope` that Keras asks at each read of a variable and informs of each update.
+    """A `Scope` that Keras calls at each read and at each update of a variable.
 
     `keras.StatelessScope` itself captures every update inside it.
 
@@ -27,8 +27,8 @@ class Substitution(Scope, keras.StatelessScope):
 
     def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
         super().__init__(collect_losses=True)
-        # The constructor converts each tensor. That costs an op if the static shape is known, and
-        # fails if it is not. So the values are set here.
+        # The constructor would convert each tensor. A conversion costs an op, and fails if the
+        # static shape is unknown. So the values are set here.
         self._begin(values, capture)
 
     @staticmethod
@@ -46,12 +46,12 @@ def is_variable(value: Any) -> bool:
 
 
 def original(variable: keras.Variable) -> keras.Variable:
-    """Returns the variable itself. On Keras 2 a substitution puts a stand-in in its place."""
+    """Returns the variable itself. On Keras 2 a substitution replaces it by a stand-in."""
     return variable
 
 
 def value(variable: keras.Variable) -> tf.Tensor:
-    """Returns the variable's present value in its own dtype, even in an autocast scope."""
+    """Returns the variable's current value in its own dtype, even in an autocast scope."""
     if variable._value is not None and not in_stateless_scope():
         return tf.convert_to_tensor(variable._value)
     with keras.src.backend.AutocastScope(None):
@@ -64,7 +64,7 @@ def constant(variable: keras.Variable) -> tf.Tensor:
 
 
 def read(variable: keras.Variable) -> tf.Tensor:
-    """Returns the variable's present value in the dtype in which a layer reads it."""
+    """Returns the variable's current value in the dtype in which a layer reads it."""
     return tf.convert_to_tensor(variable.value)
 
 
@@ -74,7 +74,7 @@ def cast_as_read(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def assign(variable: keras.Variable, value: Any) -> None:
-    """Assigns a tensor of a variable's shape to it, cast to its dtype, as a layer's call does."""
+    """Assigns a tensor to a variable of the same shape, cast to its dtype, as a layer does."""
     if in_stateless_scope():
         variable.assign(value)
     else:
@@ -108,14 +108,14 @@ def dtype_name(variable: keras.Variable) -> str:
 
 
 def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
-    """Lets TensorFlow's checkpoints of a layer save a seed state. They follow attributes."""
+    """Makes TensorFlow's checkpoints of a layer save a seed state. They save only attributes."""
     layer.tf_state = tf_variable(generator.state)
 
 
 def checkpoint_list(layer: Any, name: str) -> None:
-    """Lets TensorFlow's checkpoints save the layers in a list that is an attribute of a layer.
+    """Makes TensorFlow's checkpoints save the layers in a list that is an attribute of a layer.
 
-    Checkpoints follow attributes, and would silently leave out the layers in the list.
+    Checkpoints follow attributes. They would silently omit the layers in the list.
     """
     for number, held in enumerate(getattr(layer, name)):
         layer._track_trackable(held, f"{name}_{number}", overwrite=True)

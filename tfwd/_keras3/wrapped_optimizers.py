@@ -1,6 +1,6 @@
-"""Optimizers inside optimizers on Keras 3, and the base class of those that hold another.
+"""Nested optimizers on Keras 3, and the base class of tfwd's optimizers that hold another one.
 
-The functions look through tfwd's wrappers, loss scales and Keras's optimizer with several inside.
+The functions look inside tfwd's wrappers, loss scales and Keras's `MultiOptimizer`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfwd._keras3.copies import deserialize
 from tfwd._keras_shared.optimizer_holder import OptimizerHolder, SavesOwnVariables
 
 LossScale: Any = keras.optimizers.LossScaleOptimizer
-# Newer releases of Keras have an optimizer with another optimizer for each variable.
+# Newer releases of Keras have an optimizer that holds several optimizers for different variables.
 Multi: Any = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 def leaves(optimizer: Optimizer) -> list[Optimizer]:
-    """Returns the optimizers that make the updates, as far as they are known before `build`."""
+    """Returns the innermost optimizers, which make the updates. `build` may add more."""
     if isinstance(optimizer, LossScale):
         return leaves(optimizer.inner_optimizer)
     if isinstance(optimizer, OptimizerHolder):
@@ -40,13 +40,13 @@ def is_legacy(optimizer: Optimizer) -> bool:
 
 
 def leaf_of(optimizer: Optimizer, variable: keras.Variable) -> Optimizer:
-    """Returns the optimizer that updates a variable. Nothing has to be built."""
+    """Returns the optimizer that updates a variable. The optimizer need not be built."""
     if isinstance(optimizer, LossScale):
         return leaf_of(optimizer.inner_optimizer, variable)
     if isinstance(optimizer, OptimizerHolder):
         return leaf_of(optimizer.inner, variable)
     if isinstance(optimizer, Multi):
-        if optimizer.built:  # the map may be a function that creates new optimizers
+        if optimizer.built:  # a later call of the map may create new optimizers
             index = optimizer._var_to_optimizer_idx[key(optimizer, variable)]
             return leaf_of(optimizer.optimizers[index], variable)
         return leaf_of(optimizer._optimizer_map(variable), variable)
@@ -59,7 +59,7 @@ def is_built_for(optimizer: Optimizer, variable: keras.Variable) -> bool:
 
 
 def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Yields the optimizer and all optimizers in it. The outer ones come first."""
+    """Yields the optimizer and all optimizers inside, outer optimizers first."""
     yield optimizer
     held: list[Optimizer] = []
     if isinstance(optimizer, LossScale):
@@ -73,7 +73,7 @@ def chain(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def own_decays(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the arguments, with values, with which a Keras optimizer decays weights itself."""
+    """Returns the arguments of a Keras optimizer's own weight decay, with their values."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -82,7 +82,7 @@ def own_decays(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def lowers_scale(optimizer: Optimizer) -> bool:
-    """Returns True if an active loss scale inside waits for gradients that are not finite."""
+    """Returns True if an active loss scale inside reacts to gradients that are not finite."""
     while isinstance(optimizer, OptimizerHolder):
         optimizer = optimizer.inner
     return isinstance(optimizer, LossScale)
@@ -99,7 +99,7 @@ def accumulates(optimizer: Optimizer) -> bool:
 
 
 def has_learning_rate(leaf: Optimizer) -> bool:
-    """Returns True if an optimizer has a learning rate. On Keras 3 all have one."""
+    """Returns True, because all optimizers of Keras 3 have a learning rate."""
     return True
 
 
@@ -127,11 +127,11 @@ def key(optimizer: Optimizer, variable: Any) -> Any:
 
 
 class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
-    """An optimizer that replaces the one it holds, with the same variables, rate and steps.
+    """An optimizer that holds another optimizer, and has its variables, learning rate and steps.
 
     Args:
         optimizer: Keras optimizer, or its name.
-        name: str. Name of the wrapper. Default None, for a name by Keras.
+        name: str. Name of the wrapper. Default None, for a name that Keras chooses.
 
     Raises:
         TypeError: If it is not a Keras optimizer.
@@ -155,7 +155,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
         self.optimizer = inner
 
     def _forget_variables(self) -> None:
-        """Replaces the list of own variables: TensorFlow cannot save a shortened list."""
+        """Replaces the list of own variables, because TensorFlow cannot save a shortened list."""
         tracker: Any = vars(self)["_tracker"]
         is_variable = tracker.config["variables"][0]
         object.__delattr__(self, "_tracker")
@@ -175,7 +175,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
         return self.inner._model_variables_moving_average  # SwapEMAWeights reads it
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Creates the state for the variables: the held optimizer's, then its own."""
+        """Creates the state for the variables, first in the held optimizer, then in this one."""
         variables = list(variables)
         if self.built or not variables:  # Keras builds without variables when it reads an HDF5 file
             return
@@ -205,7 +205,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
         elif not self.built:
             raise ValueError(
                 f"{type(self).__name__} is not built: pass the variables with the gradients, or "
-                "call build(variables) before"
+                "call build(variables) first"
             )
         variables = trainable_variables or list(self._trainable_variables)
         self._apply(grads, variables, lambda: self.inner.apply(grads, variables))
@@ -218,10 +218,10 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
         Args:
             name: str. Name.
             dtype: str. dtype.
-            value: Initial value of all elements. None means the present value of `like`.
-            like: Variable of a layer whose shape and device it takes. Default None, for a variable
-                that is the same on all replicas.
-            shape: Shape, if there is no `like`. Default scalar.
+            value: Initial value of all elements. None means the current value of `like`.
+            like: Variable of a layer. The new variable has its shape and device. Default None, for
+                a variable that is the same on all replicas.
+            shape: Shape, if `like` is None. Default scalar.
         """
         initial: Any = keras.initializers.Constant(value)
         if like is None:
@@ -257,7 +257,7 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
         if "optimizer" not in vars(self):
             return None
         if isinstance(self.optimizer, LossScale) and not self._scaled_outside:
-            # Not None: Keras skips an assignment of the present value.
+            # Not None, because Keras skips an assignment of the current value.
             return self.optimizer.initial_scale
         return self.inner.loss_scale_factor
 
@@ -275,8 +275,9 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
             if getattr(self.optimizer, argument) != standard[argument].default:
                 warnings.warn(
                     f"{type(self).__name__} '{self.name}' holds a LossScaleOptimizer and is inside "
-                    "another one. Only the outer one acts, and the inner one's arguments are lost. "
-                    "Put the loss scale around, or compile with auto_scale_loss=False",
+                    "another LossScaleOptimizer. Only the outer one acts. The arguments of the "
+                    f"inner one have no effect. Put the loss scale around {type(self).__name__}, "
+                    "or compile with auto_scale_loss=False",
                     stacklevel=2,
                 )
                 break

@@ -1,4 +1,4 @@
-"""Objects that TensorFlow's checkpoints of a layer save, and that are not attributes of it."""
+"""Makes TensorFlow's checkpoints of a layer save objects that are not attributes of the layer."""
 
 from __future__ import annotations
 

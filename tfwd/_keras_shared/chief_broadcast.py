@@ -1,4 +1,4 @@
-"""Broadcasts to all workers what only the chief reads, and raises the same errors in all."""
+"""Broadcasts data that only the chief reads, and raises the same errors on all workers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import tensorflow as tf
 
 from tfwd._keras_shared.workers import gather_bytes, worker_index
 
-CHUNK = 4 << 20  # bytes that are sent at once
-# Words of the first part of a message. It takes as long as a part of a few words, and suffices for
-# most messages.
+CHUNK = 4 << 20  # largest number of bytes in one exchange
+# Number of int32 words in the first part of a message. Sending it takes as long as sending a few
+# words, and most messages fit into it.
 _HEAD = 16 << 10
 _DIFFERENT = (
-    "the workers made different calls, while they shared a file that the chief reads; make the "
-    "same calls on all workers, and start all workers again"
+    "the workers made different calls while the chief read a file for all workers: make the same "
+    "calls on all workers, and restart all workers"
 )
 _LOST = (
-    "another worker ended or cannot be reached, while the workers shared a file that the chief "
-    "reads; start all workers again"
+    "another worker ended or cannot be reached while the chief reads a file for all workers: "
+    "restart all workers"
 )
 
 
 class Lockstep:
-    """Workers that do the same steps, and that all fail if one fails.
+    """Context manager in which all workers make the same calls, and all fail if one fails.
 
-    It is a context manager. All workers open it, and make the same calls inside. An exception in
-    the body of one worker becomes the same exception on all workers. The body must not catch
-    exceptions of the methods.
+    All workers open it, and make the same calls inside. An exception in the body of one worker
+    becomes the same exception on all workers. The body must not catch exceptions of the methods.
 
-    Every message is a sum of integers over the workers, to which the chief contributes the content
-    and the others contribute zeros. Integers keep all bits. A sum needs no private function of
-    TensorFlow, and each worker can report a failure in it. Gathering would need memory for a copy
+    Every message is a sum of integers over the workers. The chief contributes the content, and the
+    other workers contribute zeros. Integers keep all bits. A sum needs no private function of
+    TensorFlow, and each worker can report a failure in it. Gathering would need memory for one copy
     per worker.
 
     Args:
-        strategy: the strategy; None for one process, which only runs the body.
-        classes: the classes of exceptions that other workers also raise, beside Python's own.
+        strategy: `tf.distribute.Strategy`, or None for one process, which only runs the body.
+        classes: Classes of exceptions that other workers can raise, in addition to Python's
+            built-in exceptions. Default none.
 
     Attributes:
         is_alone: bool. True for one process.
@@ -69,7 +69,7 @@ class Lockstep:
         """Returns the bytes that a function returns on the chief.
 
         Args:
-            make: function without arguments. Only the chief calls it.
+            make: Function without arguments. Only the chief calls it.
         """
         if self.is_alone:
             return make()

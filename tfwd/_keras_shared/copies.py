@@ -22,17 +22,18 @@ def share(
 
     Args:
         layer: Layer. It is not changed.
-        cls: Class of the second layer. Default None, for the class of the first.
+        cls: Class of the second layer. Default None, for the class of the first layer.
         leave_out: Names of attributes that the second layer must not have. Default none.
         replace: Function from an attribute's value to the second layer's value. Default identity.
-        changed: Ids of weights that the second layer need not have, because `replace` gives it
-            other ones. Default none.
-        is_own: Function that returns True for a name of an attribute that a layer's constructor
-            makes for the layer itself. A copy must not take it from another layer.
-        begin: Function of the second layer and the first. It is called before any attribute is set.
+        changed: Ids of weights that the second layer may lack, because `replace` gives it other
+            weights. Default none.
+        is_own: Function that returns True for the name of an attribute that each layer's
+            constructor creates. A copy must not take such an attribute from another layer.
+        begin: Function that gets the second layer and the first layer, before any attribute is set.
+            Default: does nothing.
 
     Raises:
-        ValueError: If the second layer would not have the weights of the first.
+        ValueError: If the second layer would not have the weights of the first layer.
     """
     kind: Any = cls or type(layer)
     copy = kind.__new__(kind)
@@ -43,8 +44,8 @@ def share(
         if not is_own(name) and name not in leave_out:
             setattr(copy, name, replace(attribute))
     # The order may differ: an `EinsumDense` lists its kernel before its bias.
-    had, has = ({id(weight) for weight in each.weights} for each in (layer, copy))
-    if not had - changed <= has or (not changed and len(had) < len(has)):
+    old, new = ({id(weight) for weight in each.weights} for each in (layer, copy))
+    if not old - changed <= new or (not changed and len(old) < len(new)):
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} contains layers that Keras does "
             "not track, so it cannot be copied: assign each inner layer to an attribute"

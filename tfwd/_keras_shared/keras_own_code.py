@@ -8,7 +8,7 @@ import keras
 
 
 def defining_class(kind: type, name: str) -> type:
-    """Returns the class that defines an attribute of a class: itself, or the nearest base."""
+    """Returns the class that defines an attribute: the class itself, or the nearest base class."""
     return next(cls for cls in kind.__mro__ if name in vars(cls))
 
 
@@ -17,7 +17,8 @@ def is_of_keras(defined: Any, method: str | None = None) -> bool:
 
     Args:
         defined: Class or function.
-        method: str. Asks for this method of the class, which a base class may define. Default None.
+        method: str. Checks this method of the class, which a base class may define. Default None,
+            which checks `defined` itself.
     """
     found = defined if method is None else defining_class(defined, method)
     return found.__module__.startswith("keras.")

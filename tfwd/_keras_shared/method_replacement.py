@@ -1,4 +1,4 @@
-"""Replaces methods of Keras's classes and objects for a while, such as the calls of layers."""
+"""Temporarily replaces methods of Keras's classes and objects, such as the calls of layers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _patched: dict[tuple[Any, str], tuple[int, Any]] = {}  # number of patches, and 
 
 @contextlib.contextmanager
 def patched(patches: Iterable[Patch]) -> Iterator[None]:
-    """Replaces attributes of classes in the body. The last of several bodies restores them."""
+    """Replaces attributes of classes in the body. The last open body restores the attributes."""
     patches = list(patches)
     with _lock:
         for owner, name, make in patches:
-            count, stood = _patched.get((owner, name), (0, vars(owner).get(name, _NOTHING)))
+            count, original = _patched.get((owner, name), (0, vars(owner).get(name, _NOTHING)))
             if not count:
                 setattr(owner, name, make(getattr(owner, name)))
-            _patched[owner, name] = count + 1, stood
+            _patched[owner, name] = count + 1, original
     try:
         yield
     finally:
         with _lock:
             for owner, name, _ in patches:
-                count, stood = _patched[owner, name]
-                _patched[owner, name] = count - 1, stood
+                count, original = _patched[owner, name]
+                _patched[owner, name] = count - 1, original
                 if count > 1:
                     continue
                 del _patched[owner, name]
-                if stood is _NOTHING:
+                if original is _NOTHING:
                     delattr(owner, name)
                 else:
-                    setattr(owner, name, stood)
+                    setattr(owner, name, original)
 
 
 @contextlib.contextmanager
@@ -53,14 +53,14 @@ def swapped(
 ) -> Iterator[None]:
     """Replaces methods of optimizers in the body.
 
-    Bodies with different purposes may be nested, in the same order on each replica. Of nested
-    bodies with one purpose, only the outer one has an effect.
+    Bodies with different purposes may be nested, in the same order on each replica. If bodies with
+    the same purpose are nested, only the outer body has an effect.
 
     Args:
         optimizers: Optimizers.
         methods: Function from an optimizer to its new methods by name. It is called when the first
-            replica enters. Replicas enter one after the other, and all have entered when the first
-            one leaves.
+            replica enters. Replicas enter one after the other. All replicas have entered when the
+            first replica leaves.
         purpose: str. A word for the purpose. Default "step".
     """
     mark = f"_tfwd_intercepted_{purpose}"
@@ -138,10 +138,10 @@ def intercepted(
     """Sends each `call` that one of the classes defines to `handler`, in the body, on this thread.
 
     Args:
-        classes: Classes. Those that do not define `call` are ignored.
-        handler: Function that is called in place of `call`. It gets the original.
+        classes: Classes. A class that does not define `call` is ignored.
+        handler: Function that is called in place of `call`. It gets the original `call`.
         asking: Function from a class and its `call` to a `call` that uses `ask`.
-        others: Other patches for the same time. Default none.
+        others: Other patches that apply in the body. Default none.
     """
 
     def patch(cls: type) -> Patch:
@@ -155,7 +155,7 @@ def intercepted(
 def named_after(
     args: tuple, kwargs: dict[str, Any], names: list[str]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Passes positional arguments from `training` on by name.
+    """Converts the positional argument `training`, and all after it, to keyword arguments.
 
     Args:
         args: Positional arguments of a call.

@@ -11,9 +11,9 @@ class Graph:
     """Calls of a functional or sequential model.
 
     Attributes:
-        inputs, outputs: the model's symbolic tensors.
-        nodes: the layer or operation of each call with its symbolic inputs and outputs. A call
-            comes after the calls that it depends on.
+        inputs, outputs: Symbolic tensors of the model.
+        nodes: Layer or operation of each call, with its symbolic inputs and outputs. A call comes
+            after the calls that it depends on.
     """
 
     inputs: list[Any]

@@ -12,7 +12,7 @@ from tfwd._keras_shared.keras_own_code import is_of_keras
 
 
 class OptimizerHolder:
-    """An optimizer of tfwd that holds another one as `optimizer` and calls it as `inner`.
+    """An optimizer of tfwd that holds another optimizer as `optimizer` and calls it as `inner`.
 
     Attributes:
         leaves_out_steps: bool. A step of this optimizer may make no update.
@@ -39,9 +39,9 @@ class OptimizerHolder:
             kind: Name of the class that asks.
             optimizer: Optimizer or name.
             kinds: Allowed classes.
-            followed: Function that lists the leaves in an optimizer, each with a method that must
-                be Keras's.
-            overridden: The methods that an optimizer may override, for the message.
+            followed: Function that lists the innermost optimizers of an optimizer, each with the
+                name of a method that Keras itself must define.
+            overridden: Methods that an optimizer may override, for the message.
 
         Raises:
             TypeError: If it is not a Keras optimizer, or if it overrides such a method.
@@ -63,7 +63,7 @@ class OptimizerHolder:
 
     @property
     def inner(self) -> Any:
-        """The optimizer that is called: the held one, without a loss scale that does not act."""
+        """The optimizer that is called: the held optimizer, without an inactive loss scale."""
         return self.optimizer.inner_optimizer if self._scaled_outside else self.optimizer
 
     @property

@@ -38,10 +38,10 @@ def worker_index(strategy: Any) -> int:
 
 
 def is_chief(model_or_strategy: Any) -> bool:
-    """Returns True in the process that writes files. Without workers, that is each process.
+    """Returns True in the process that writes files. Without workers it is True in each process.
 
     Args:
-        model_or_strategy: a Keras model, or a strategy.
+        model_or_strategy: A Keras model, or a strategy.
     """
     strategy = getattr(model_or_strategy, "distribute_strategy", model_or_strategy)
     return worker_index(strategy) == 0
@@ -72,17 +72,17 @@ def _scratch() -> str:
 
 
 def gather_bytes(strategy: tf.distribute.Strategy, content: bytes) -> list[bytes]:
-    """Returns the bytes that each worker gave, by the worker's number. All workers must call it.
+    """Returns the bytes of each worker, in the order of the workers. All workers must call it.
 
     Args:
-        strategy: the strategy.
-        content: the bytes of this worker. Their number may differ between workers.
+        strategy: `tf.distribute.Strategy`.
+        content: Bytes of this worker. Their number may differ between workers.
     """
     if not has_workers(strategy):
         return [content]
     padded = content + bytes(-len(content) % 4)
     words = np.frombuffer(padded, "<i4").astype(np.int32)
-    # The order of gathered parts is TensorFlow's own: each part begins with its worker's number.
+    # TensorFlow chooses the order of the parts. So each part begins with its worker's number.
     head = np.array([worker_index(strategy), len(content), len(words)], np.int32)
     whole = _gatherer(strategy)(tf.constant(np.concatenate([head, words]))).numpy()
     found: dict[int, bytes] = {}
@@ -95,7 +95,7 @@ def gather_bytes(strategy: tf.distribute.Strategy, content: bytes) -> list[bytes
 
 @functools.cache
 def _gatherer(strategy: tf.distribute.Strategy) -> Any:
-    """Returns a function that joins int32 `[n]` of all workers.
+    """Returns a function that concatenates the int32 `[n]` tensors of all workers.
 
     It is traced once. `strategy.gather` traces a new function in each call.
     """

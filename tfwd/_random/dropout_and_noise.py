@@ -1,12 +1,12 @@
 """Dropout, mixing and noise on tensors, as pure functions of a seed.
 
-There are two ways.
+There are two implementations.
 
-- A *small* draw (`masks_and_normals.is_small`) is one operation, and a few more apply it.
-  TensorFlow computes the gradient, and stores the tensors that it needs.
-- Any other draw is applied in the same pass, and its gradient draws it again. Only the seed is
-  stored. For large tensors of static shape, the pass is one loop that XLA compiles, in which a mask
-  costs no more than a copy of the tensor. XLA compiles once per size. Tensors of varying shape
+- A *small* draw (`masks_and_normals.is_small`) is one operation, and a few more operations apply
+  it. TensorFlow computes the gradient, and stores the tensors that it needs.
+- Any other draw is drawn and applied in one pass, and its gradient draws it again. Only the seed is
+  stored. For large tensors of static shape, the pass is one loop that XLA compiles. In this loop, a
+  mask costs no more than a copy of the tensor. XLA compiles once per size. Tensors of varying shape
   therefore use the same operations one by one, with the same result.
 """
 
@@ -29,12 +29,12 @@ from tfwd._random.masks_and_normals import is_small, keep_probability
 def drop(tensor: tf.Tensor, kept: tf.Tensor, rate: float | tf.Tensor) -> tf.Tensor:
     """Returns `tensor * (1 / keep)` where `kept` is True, and exactly zero elsewhere.
 
-    The product is computed in float32 at least, and the result has the tensor's dtype. Its gradient
-    is `upstream * (1 / keep)` where kept, and exactly 0.0 elsewhere.
+    The product is computed at least in float32, and the result has the tensor's dtype. Its gradient
+    is `upstream * (1 / keep)` where `kept` is True, and exactly 0.0 elsewhere.
 
     Args:
         tensor: Floating tensor.
-        kept: tf.bool, of a shape that broadcasts to the tensor's.
+        kept: tf.bool, of a shape that broadcasts to the tensor's shape.
         rate: float or scalar tensor. Drop rate with which `kept` was drawn.
 
     Returns:
@@ -53,18 +53,18 @@ def dropout(
     """Computes `drop(tensor, mask(noise_shape, rate, seed), rate)` without storing a large mask.
 
     Its gradient is the same function of the upstream gradient, with the same seed. In a branch of a
-    `tf.cond`, TensorFlow cannot compute such a gradient for a tape outside. There it stores the
-    mask.
+    `tf.cond`, TensorFlow cannot compute such a gradient for a tape outside the branch. In a branch,
+    the mask is therefore stored.
 
     Args:
         tensor: Floating tensor.
         rate: float or scalar tensor. Drop rate in [0, 1).
         seed: int32 `[2]`.
-        noise_shape: Shape of the mask, which broadcasts to the tensor's. Default None, for the
-            tensor's shape.
-        rows: Integers `[...]`. Indices of rows, if the tensor has rows of a table and the shape
-            `rows.shape + width`. Each row gets the draw that it would get in the table.
-            `noise_shape` must then be given, and is the table's. Default None.
+        noise_shape: Shape of the mask, which broadcasts to the tensor's shape. Default None, for
+            the tensor's shape.
+        rows: Integers `[...]`. Indices of rows, if the tensor consists of rows of a table and has
+            the shape `rows.shape + width`. Each row gets the draw that it would get in the table.
+            `noise_shape` must then be given for the whole table. Default None.
 
     Returns:
         A tensor of the first argument's shape and dtype.
@@ -96,9 +96,9 @@ def mix(
     noise_shape: xxh32.Shape | None = None,
     rows: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Computes `reference + dropout(tensor - reference, ...)`, in one pass and rounded once.
+    """Computes `reference + dropout(tensor - reference, ...)` in one pass, and rounds once.
 
-    Its gradient for the tensor is the gradient of `dropout`. The reference has no gradient.
+    Its gradient for the tensor is the gradient of `dropout`. The reference gets no gradient.
 
     Args:
         tensor: Floating tensor.
@@ -187,7 +187,7 @@ def noise(
 
 
 def _of_rows(drawn: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
-    """Returns rows of a table's draw. If one row serves all rows, it is returned."""
+    """Returns rows of a table's draw. If the draw has one row for all rows, returns this row."""
     if rows is None:
         return drawn
     return drawn[0] if drawn.shape[0] == 1 else tf.gather(drawn, rows)
@@ -206,7 +206,7 @@ def drop_entries(tensor: tf.Tensor, kept: tf.Tensor, keep: tf.Tensor) -> tf.Tens
 
 
 def _small_drop(tensor: tf.Tensor, kept: tf.Tensor, keep: float | tf.Tensor) -> tf.Tensor:
-    """Computes `drop_entries`. Its gradient by TensorFlow is one product with the same factors."""
+    """Computes `drop_entries`. TensorFlow's gradient of it is one product with the same factors."""
     wide = dtypes.wide(tensor.dtype)
     factors = tf.raw_ops.Mul(x=tf.raw_ops.Cast(x=kept, DstT=wide), y=_scale(keep, wide))
     dropped = tf.raw_ops.MulNoNan(x=tf.cast(tensor, wide), y=factors)
@@ -233,7 +233,7 @@ def _linear(
     rows: tf.Tensor | None,
     noise_shape: xxh32.Shape | None,
 ) -> tf.Tensor:
-    """Computes `_dropout`, with a gradient that draws again."""
+    """Computes `_dropout`, with a gradient that draws the mask again."""
 
     @custom_gradient
     def linear(tensor: tf.Tensor, keep: tf.Tensor, seed: tf.Tensor) -> Any:
@@ -308,16 +308,16 @@ def _run(
 ) -> tf.Tensor:
     """Returns the function's result, from one compiled loop if that is faster.
 
-    Otherwise it comes from a function that is traced once for all weights, because building its
-    operations for each weight takes longer than running them. The operations are built one by one
-    for looked-up rows, for a mask with its own shape, and in a branch of a `tf.cond`. There, the
-    tensors that an outer gradient stores have no static shape, which XLA needs.
+    Otherwise a function that is traced once for all weights computes the result, because building
+    the operations for each weight takes longer than running them. The operations are built one by
+    one for looked-up rows, for a mask with its own shape, and in a branch of a `tf.cond`. In a
+    branch, the tensors that an outer gradient stores have no static shape, and XLA needs static
+    shapes.
     """
     if _is_compiled(tensor, rows, shape):
         if shape is not None:
             return _compiled[function](tensor, number, seed, rows, shape, *others)
-        # Flat, because entries are numbered in that order, and tensors of one size share a compiled
-        # loop.
+        # Flat tensors have the same entry numbers, and tensors of one size share a compiled loop.
         flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
         flat = _compiled[function](flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
@@ -345,7 +345,7 @@ _compiled = {
 def _traced(
     function: Callable[..., tf.Tensor], number: tf.DType, *tensors: tf.DType
 ) -> Callable[..., tf.Tensor]:
-    """Returns the function for tensors of all shapes, which are its last arguments here."""
+    """Traces a function for tensors of all shapes. The tensors become its last arguments."""
     return tf.function(
         lambda number, seed, tensor, *others: function(tensor, number, seed, None, None, *others),
         autograph=False,

@@ -1,11 +1,11 @@
-"""Weight dropout with a mask for each example of a batch, without a kernel for each example.
+"""Weight dropout with a mask for each example of a batch, without storing a kernel per example.
 
 `product` multiplies each example with its own dropped copy of one kernel. It works on blocks of a
-few examples. A block draws its masks, applies them, multiplies, and is discarded. Backward draws
-the same masks again, because they depend only on the seed and the example's index. So the memory
-that it needs does not grow with the batch.
+few examples. For each block, it draws the masks, applies them and multiplies. Then it frees the
+block's kernels. Backward draws the same masks again, because they depend only on the seed and the
+example's index. So the memory for kernels does not grow with the batch.
 
-All masks here come from XXH32, also for small kernels: the masks of a batch are not small.
+XXH32 draws all masks of this module, even for small kernels, because a batch has many masks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._random import dropout_and_noise, masks_and_normals, philox, xxh32
 
-# Most entries of the masks of a block (4 MB of float32, which a processor's cache holds), and most
-# examples in a block. A block has at least one example.
+# Largest number of mask entries in a block (4 MB of float32, which fit into a processor's cache).
 BLOCK = 1 << 20
+# Largest number of examples in a block. A block has at least one example.
 EXAMPLES = 32
 
 
@@ -32,9 +32,9 @@ class Letters(NamedTuple):
     """The letters of `einsum` for one example's product, in the order of their axes.
 
     Attributes:
-        inputs: Letters of the inputs. The first one is the batch axis.
+        inputs: Letters of the inputs. The first letter is the batch axis.
         kernel: Letters of the kernel, without the batch axis.
-        outputs: Letters of the outputs. The first one is the batch axis.
+        outputs: Letters of the outputs. The first letter is the batch axis.
     """
 
     inputs: str
@@ -51,7 +51,7 @@ def example_seeds(seed: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     """Returns the seeds of the first examples of a batch, int32 `[count, 2]`.
 
     Formula: words `2 b` and `2 b + 1` of the stream of 32-bit words `Philox(key = seed)` are the
-    seed of example `b`. So it does not depend on the number of examples.
+    seed of example `b`. So a seed does not depend on the number of examples.
 
     Args:
         seed: int32 `[2]`.
@@ -93,9 +93,9 @@ def product(
     `g_b = dL/dy_b`, the gradients are `dL/dx_b = einsum(g_b, w'_b)` and
     `dL/dw = sum_b einsum(x_b, g_b) m_b / keep`.
 
-    Backward stores the arguments, and no mask and no copy of the weight. There is an exception in
-    a branch of a `tf.cond` and in a SavedModel. There TensorFlow takes the gradient, and stores a
-    copy of the weight for each example.
+    Backward stores only the arguments, without masks and copies of the weight. There are two
+    exceptions: a branch of a `tf.cond`, and a SavedModel. In these, TensorFlow computes the
+    gradient, and stores a copy of the weight for each example.
 
     Args:
         letters: Letters of the product.
@@ -157,7 +157,7 @@ def _pull(
 
     def block(x: tf.Tensor, g: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if len(inputs) == len(outputs) == 2 and letters.kernel == inputs[1] + outputs[1]:
-            # Without positions, the products need not be stored.
+            # Examples have no further axes, so the compiled loop can compute the products.
             kernels, of_weight = _of_block(_kernels_and_outer, [weight, x, g], keep, seeds)
         else:
             products = tf.einsum(f"{inputs},{outputs}->{letters.kernels}", x, g)
@@ -190,7 +190,7 @@ def _kernels(weight: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.T
 def _kernels_and_sum(
     weight: tf.Tensor, products: tf.Tensor, keep: tf.Tensor, seeds: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the dropped copies, and the sum of the products with the masks and scales."""
+    """Returns the dropped copies, and the sum of the products after the same dropout."""
     kept = masks_and_normals.large_mask(xxh32.counters(tuple(weight.shape)), keep, seeds)
     products = tf.cast(products, dtypes.wide(weight.dtype))
     return (
@@ -217,10 +217,10 @@ _compiled = {
 def _of_block(
     function: Callable[..., tuple], tensors: list[tf.Tensor], keep: tf.Tensor, seeds: tf.Tensor
 ) -> tuple:
-    """Calls a function of a weight, and of matrices with a row for each example, for one block.
+    """Calls a function for one block, with the weight and matrices that have a row per example.
 
-    A block with many entries is one loop that XLA compiles. Weights of one size share it, because
-    they are flat, except in `_kernels_and_outer`.
+    A block with many entries is one loop that XLA compiles. Weights of one size share the loop,
+    because they are flat, except in `_kernels_and_outer`.
     """
     weight, *rows = tensors
     size, count = weight.shape.num_elements(), seeds.shape[0]
@@ -243,14 +243,14 @@ def _over_blocks(
 
     Args:
         block: Function of the tensors' parts, and of the examples' seeds. It returns a tensor with
-            an entry for each example, and a tensor that is summed over all blocks.
+            a row for each example, and a tensor that is summed over all blocks.
         weight: Weight, for its size.
         seed: int32 `[2]`.
         tensors: Tensors with the batch axis first.
         zero: Zeros of the shape of the sum.
 
     Returns:
-        The joined tensor, and the sum.
+        The rows of all examples, and the sum.
     """
     batch = _size(tensors[0], 0)
     each = max(1, min(EXAMPLES, BLOCK // weight.shape.num_elements()))
@@ -259,8 +259,8 @@ def _over_blocks(
         count = max(1, -(-batch // each))
     else:
         count = tf.maximum(1, -(-batch // each))
-    # All blocks have one size, because XLA compiles a function for each size. The last one has
-    # examples of zeros at its end, which add nothing to the sum.
+    # All blocks have one size, because XLA compiles a function for each size. The last block is
+    # padded with examples of zeros, which add nothing to the sum.
     padded = [_padded(tensor, count * each) for tensor in tensors]
     seeds = example_seeds(seed, count * each)
     if isinstance(count, int) and count == 1:

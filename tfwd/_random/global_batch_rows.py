@@ -1,7 +1,7 @@
-"""Rows of a batch that several workers divide.
+"""Rows of a batch that is divided among several workers.
 
-Each worker then draws the masks that its rows have in the whole batch. So the masks do not depend
-on the number of workers.
+Each worker draws the masks that its rows have in the whole batch. So the masks do not depend on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class BatchRows(NamedTuple):
     """Part of a batch.
 
     Attributes:
-        start: integer scalar. The index of the part's first row in the whole batch.
-        total: integer scalar. The number of rows of the whole batch.
+        start: Integer scalar. Index of the part's first row in the whole batch.
+        total: Integer scalar. Number of rows of the whole batch.
     """
 
     start: Any
     total: Any
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the indices of the rows of a tensor, int32 `[rows]`."""
+        """Returns the indices of a tensor's rows in the whole batch, int32 `[rows]`."""
         return tf.cast(self.start, tf.int32) + tf.range(tf.shape(tensor)[0])
 
 
@@ -35,7 +35,7 @@ _part: contextvars.ContextVar[BatchRows | None] = contextvars.ContextVar("part",
 
 @contextlib.contextmanager
 def part_of(start: Any, total: Any) -> Iterator[None]:
-    """Says that in this context the batch is a part of a batch of `total` rows."""
+    """Declares that the batch, in the body, is a part of a batch of `total` rows."""
     token = _part.set(BatchRows(start, total))
     try:
         yield
@@ -44,5 +44,5 @@ def part_of(start: Any, total: Any) -> Iterator[None]:
 
 
 def current() -> BatchRows | None:
-    """Returns the part that the batch is, or `None` if it is the whole batch."""
+    """Returns the current part of the batch, or None if the batch is not divided."""
     return _part.get()

@@ -1,11 +1,11 @@
 """Random masks and normal numbers as pure functions of a seed and an entry's index.
 
-There are two ways to draw. A *small* draw has a static shape and fewer entries than `SMALL`. Its
+There are two generators. A *small* draw has a static shape and fewer entries than `SMALL`. Its
 words come from Philox, which is one operation of TensorFlow. Any other draw takes its words from
 XXH32, which can be a part of a compiled loop (`dropout_and_noise`).
 
 The keep probability is a multiple of 2^-16. Kept entries are divided by exactly that probability.
-So the expectation is right up to rounding, and not only up to 2^-16.
+So the expectation is exact up to rounding, instead of up to 2^-16.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tfwd._random import normals, philox, xxh32
 
 LEVELS = 1 << 16
 
-# A draw is small if it has fewer entries than this (256 kB of float32). Then a training step is
-# faster if one operation draws the mask and the effective weight is stored for backward. Compared
-# with the compiled loop and a second draw it takes 0.5 of the time at 32,761 entries, 0.8 at
-# 65,536, and 1.15 at 262,144 (benchmarks/small_weight_thresholds.py). Compilation also takes 0.1 s
-# or more per size.
+# A draw is small if it has fewer entries than this (256 kB of float32). For a small draw, one
+# operation draws the mask, and the effective weight is stored for backward. Compared with the
+# compiled loop and a second draw, this takes 0.5 of the time at 32,761 entries, 0.8 at 65,536, and
+# 1.15 at 262,144 (benchmarks/small_weight_thresholds.py). Compilation also takes 0.1 s or more per
+# size.
 SMALL = 1 << 16
 
 
@@ -35,8 +35,8 @@ def keep_probability(rate: float | tf.Tensor) -> float | tf.Tensor:
         rate: float or scalar tensor. Drop rate in [0, 1).
 
     Returns:
-        A float for a float, a float32 scalar for a tensor. It is NaN for a tensor that is NaN: then
-        `dropout`, `mix` and `noise` return NaN, and a mask is True.
+        A float for a float, a float32 scalar for a tensor. It is NaN if the rate is a tensor that
+        is NaN. Then `dropout` and `mix` return NaN, and all entries of a mask are True.
 
     Example:
         >>> keep_probability(0.5), keep_probability(0.3)
@@ -84,9 +84,9 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
     Formula: a small draw uses the formula of Box and Muller (1958). Its largest draw is 6.7. Any
     other draw uses the inverse of the normal distribution function, at the middle of one of 2^32
-    equal intervals (of 2^64 in float64, where the draws reach further). In single precision its
-    polynomials are those of Giles (2010). They are evaluated at the distance from the nearer end,
-    so the tails are nearly as precise as the middle. The largest draw in single precision is 6.2.
+    equal intervals. In float64 there are 2^64 intervals, and the draws reach further. In float32 it
+    uses the polynomials of Giles (2010). They are evaluated at the distance from the nearer end, so
+    the tails are nearly as precise as the middle. The largest draw in float32 is 6.2.
 
     Args:
         shape: Static shape, or a 1-D integer tensor.
@@ -111,7 +111,7 @@ def _small_words(shape: xxh32.Shape, seed: tf.Tensor, dtype: tf.DType) -> tf.Ten
 
 def small_mask(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Returns the mask of a small draw, for a keep probability."""
-    # Words begin at -2^31. The last word that keeps is keep * 2^32 - 1 above.
+    # The smallest word is -2^31. The largest word that keeps an entry is keep * 2^32 - 1 above it.
     if isinstance(keep, float):
         last = constant(round(keep * LEVELS) * LEVELS - (1 << 31) - 1, tf.int32)
     else:
@@ -134,7 +134,7 @@ def large_mask(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> t
         keep: float32 scalar. Keep probability.
         seed: int32 `[2]`, or `[count, 2]` for the masks of several seeds along a first axis.
     """
-    # Signed numbers, because more processors can compare vectors of these.
+    # Signed numbers, because more processors can compare vectors of signed numbers.
     levels = tf.bitcast(
         tf.bitwise.right_shift(xxh32.words(counters, seed), xxh32.constant(16)), tf.int32
     )
@@ -142,7 +142,7 @@ def large_mask(counters: list[tf.Tensor], keep: tf.Tensor, seed: tf.Tensor) -> t
 
 
 def _levels(keep: tf.Tensor) -> tf.Tensor:
-    """Returns how many levels keep an entry: all if the probability is NaN, which propagates."""
+    """Returns the number of levels that keep an entry: all levels if the probability is NaN."""
     return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)
 
 

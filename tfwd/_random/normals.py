@@ -1,4 +1,4 @@
-"""Standard normal numbers from uniform words, in two ways."""
+"""Standard normal numbers from uniform words, with two formulas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def box_muller(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     (1958).
     """
     bits, dtype = (63, tf.float64) if first.dtype == tf.int64 else (31, tf.float32)
-    # Without its sign, a small word is exact. The tails come from small words.
+    # Without its sign bit, a small word converts to a float exactly. The tails need small words.
     rest = tf.bitwise.bitwise_and(first, tf.constant((1 << bits) - 1, first.dtype))
     radius = tf.sqrt(-2.0 * tf.math.log((tf.cast(rest, dtype) + 0.5) * 2.0**-bits))
     return radius * tf.cos(tf.cast(second, dtype) * (math.pi * 2.0**-bits))
@@ -33,10 +33,10 @@ def inverted(high: tf.Tensor, low: tf.Tensor | None = None) -> tf.Tensor:
 
     Args:
         high: uint32 words.
-        low: Further 32 bits of each word, for float64. Default None, for float32.
+        low: uint32. Lower 32 bits of each word, for float64. Default None, for float32.
 
     Returns:
-        float32, or with `low` float64, of the words' shape.
+        float32 of the words' shape, or float64 if `low` is given.
 
     References: M. Giles, "Approximating the erfinv function" (2010), for float32.
     """
@@ -52,7 +52,7 @@ def inverted(high: tf.Tensor, low: tf.Tensor | None = None) -> tf.Tensor:
     return tf.where(odd, -size, size)
 
 
-# Giles (2010), table 5: single precision, for w < 5 and w >= 5, highest power first.
+# Giles (2010), table 5: float32, for w < 5 and for w >= 5, highest power first.
 _CENTRE = (
     2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
     -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
@@ -64,7 +64,7 @@ _TAIL = (
 
 
 def half_normal(tail: tf.Tensor) -> tf.Tensor:
-    """Returns the value that |N(0, 1)| exceeds with the given probability, in float32."""
+    """Returns the value that |N(0, 1)| exceeds with the probability `tail`, in float32."""
     w = -tf.math.log(tail * (2.0 - tail))
     central = w < 5.0
     t = tf.where(central, w - 2.5, tf.sqrt(w) - 3.0)

@@ -1,8 +1,8 @@
 """Stateless seeds: pure functions of a root seed, a position, a call and a replica.
 
 A draw depends only on the layer's root seed, the weight's position in the layer, the training-call
-counter and the replica. It does not depend on names, because Keras numbers them by what was built
-before. So the same draw can be repeated at any time: in backward, after a restart, or when a
+counter and the replica. It does not depend on names, because Keras numbers names in the order of
+creation. So the same draw can be repeated at any time: in backward, after a restart, or when a
 function is traced again.
 """
 
@@ -64,7 +64,7 @@ def seed(
 
 
 def seeds(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> list[tf.Tensor]:
-    """Returns `seed` at the positions below `count`, with one draw.
+    """Returns the results of `seed` for the positions below `count`, with one draw.
 
     Args:
         state: int64 `[root, call]`.
@@ -89,7 +89,7 @@ def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
 
 
 def replica_id() -> tf.Tensor | int:
-    """Returns the number of the replica that runs this code, 0 outside `tf.distribute`."""
+    """Returns the number of the replica that runs this code, or 0 outside `tf.distribute`."""
     context = tf.distribute.get_replica_context()
     number = 0 if context is None else context.replica_id_in_sync_group
     known = tf.get_static_value(number) if tf.is_tensor(number) else number

@@ -1,9 +1,9 @@
 """XXH32, the generator of large masks: a hash of an entry's number, keyed with the seed.
 
-Entry number `i` of a draw depends only on the seed and on `i` (a counter-based generator). So the
-rows of a large table can be drawn without the rest, and a draw can be repeated anywhere. XXH32, the
-32-bit xxHash of Collet (2012), is a published hash with known quality and test vectors. It takes a
-dozen integer operations per entry, which a compiler can vectorize.
+Entry number `i` of a draw depends only on the seed and on `i` (a counter-based generator). So some
+rows of a large table can be drawn without the other rows, and a draw can be repeated anywhere.
+XXH32, the 32-bit xxHash of Collet (2012), is a published hash with known quality and test vectors.
+It takes a dozen integer operations per entry, which a compiler can vectorize.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
     words.
 
     Args:
-        counters: uint32 tensors that broadcast against one another. A counter is their sum modulo
-            2^32. So many counters need no large tensor.
-        seed: int32 `[2]`. Or int32 `[count, 2]`, for the words of each of several seeds.
+        counters: uint32 tensors that broadcast against one another. Their sum modulo 2^32 is the
+            counter. So many counters need no large tensor.
+        seed: int32 `[2]`, or int32 `[count, 2]` for the words of several seeds.
 
     Returns:
         uint32 of the broadcast shape. With several seeds, `count` is an additional first axis.
@@ -54,10 +54,10 @@ def words(counters: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:
 
 
 def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
-    """Returns the entries' numbers in a tensor of the shape, or in rows of it, as summands.
+    """Returns the numbers of a tensor's entries, or of the entries of some rows, as summands.
 
-    They are uint32 and wrap around. In a tensor with more than 2^32 entries, two entries at that
-    distance draw the same.
+    The numbers are uint32 and wrap around. So in a tensor with more than 2^32 entries, two entries
+    at a distance of 2^32 get the same draw.
     """
     if rows is not None:
         width = tuple(shape[1:])
@@ -68,8 +68,8 @@ def counters(shape: Shape, rows: tf.Tensor | None = None) -> list[tf.Tensor]:
         return [tf.reshape(start, tf.concat([tf.shape(rows), [1] * len(width)], 0)), across]
     if tf.is_tensor(shape):
         return [tf.reshape(_count(tf.reduce_prod(tf.cast(shape, tf.int64))), shape)]
-    # Constants are stored with a compiled function, so they should be short: the numbers of the
-    # leading axes, and the numbers of the trailing axes.
+    # A compiled function stores its constants, so the constants should be short. There are two: the
+    # numbers of the leading axes, and the numbers of the trailing axes.
     sizes = [math.prod(shape[:axis]) + math.prod(shape[axis:]) for axis in range(len(shape) + 1)]
     axis = sizes.index(min(sizes))
     leading, trailing = tuple(shape[:axis]), tuple(shape[axis:])

@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     Attributes:
         gates: z, r and the candidate g after their activations, and `q = h U_g + b`, which r
             resets. Each is a list `[time][batch, units]`.
-        outputs: Outputs `[time, batch, units]`. The caller gets them anyway.
+        outputs: Outputs `[time, batch, units]`, which the caller gets too.
     """
 
     gates: list[tf.TensorArray]
@@ -38,7 +38,7 @@ def gru(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the states of a GRU over time. The reset gate is applied after the product.
 
-    Formula: `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` are split into three along their
+    Formula: `a_t = x_t K + b_0` and `u_t = h_{t-1} U + b_1` are split into three parts along their
     columns. `z, r = sigmoid(a_z + u_z, a_r + u_r)`, `g = tanh(a_g + r u_g)`, `h_t = z h_{t-1} + (1
     - z) g`. Where the mask is False, `h_t = h_{t-1}`.
 
@@ -165,7 +165,7 @@ def _backward(
         ]
         through = dh * z
         if mask is not None:
-            # Mask the products, not their factors: results of a masked step may not be finite.
+            # The products are masked, because factors of a masked step may not be finite.
             parts = [tf.where(mask[t], part, tf.zeros_like(part)) for part in parts]
             through = tf.where(mask[t], through, dh)
         dz, dr, _, dq = parts

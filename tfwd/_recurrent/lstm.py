@@ -2,8 +2,8 @@
 
 Everything that does not depend on the previous step is computed outside the loops. The product of
 the input and the kernel is one product before the forward loop. The backward loop computes only the
-gradients of the pre-activations. After it, the gradients of the kernel, the recurrent kernel and
-the input are one product each. `docs/lstm.md` has the formulas and measurements.
+gradients of the pre-activations. After the loop, the gradients of the kernel, the recurrent kernel
+and the input are one product each. `docs/lstm.md` has the formulas and measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfwd._recurrent import time_loop
 class Kept(NamedTuple):
     """The tensors that forward stores for backward, as lists over time.
 
-    They are six numbers per time step, row and unit. The caller gets `outputs` anyway.
+    They are six numbers per time step, row and unit. The caller gets `outputs` too.
 
     Attributes:
         gates: i, f, g and o after their activations, each `[time][batch, units]`.
@@ -45,7 +45,7 @@ def lstm(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Computes the states of an LSTM over time.
 
-    Formula: `z_t = x_t K + h_{t-1} U + b` is split into four along its columns.
+    Formula: `z_t = x_t K + h_{t-1} U + b` is split into four parts along its columns.
     `i, f, o = sigmoid(z_i, z_f, z_o)`, `g = tanh(z_g)`, `c_t = f c_{t-1} + i g`,
     `h_t = o tanh(c_t)`. Where the mask is False, `h_t = h_{t-1}` and `c_t = c_{t-1}`.
 
@@ -159,7 +159,7 @@ def _backward(
         ]
         dc_t *= f
         if mask is not None:
-            # Mask the products, not their factors: results of a masked step may not be finite.
+            # The products are masked, because factors of a masked step may not be finite.
             dz = [tf.where(mask[t], part, tf.zeros_like(part)) for part in dz]
             dc_t = tf.where(mask[t], dc_t, dc)
         pairs = zip(dz, blocks, strict=True)

@@ -1,7 +1,7 @@
 """The loop and the products that LSTM, GRU and the recurrent rules of `tfwd.gradients` share.
 
 A sequence is `[time, batch, features]`. Inside the loops each gate is a separate tensor. Splitting
-or joining tensors there wakes other threads and takes as long as a product, even for a few
+or joining tensors in a loop wakes other threads. It takes as long as a product, even for a few
 kilobytes. `docs/lstm.md` has measurements.
 """
 
@@ -31,9 +31,9 @@ def unrows(matrix: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def project(
     inputs: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor | None, gates: int
 ) -> list[tf.Tensor]:
-    """Computes `inputs @ kernel + bias` by gate, each `[time, batch, units]`.
+    """Computes `inputs @ kernel + bias` for each gate, `[time, batch, units]`.
 
-    It is one product for all steps.
+    Each gate takes one product for all time steps.
     """
     flat = rows(inputs)
     products = [tf.matmul(flat, block) for block in tf.split(kernel, gates, -1)]
@@ -46,8 +46,9 @@ def project(
 def transposed(recurrent_kernel: tf.Tensor, gates: int) -> list[tf.Tensor]:
     """Returns the transposed columns of each gate.
 
-    They are computed once, before a loop: a product with a transposed matrix of this shape takes
-    twice the time. The gates are rows of the transposed matrix, which can be split without copying.
+    They are computed once before a loop, because a product that transposes a matrix of this shape
+    takes twice the time. The gates are rows of the transposed matrix, which can be split without
+    copying.
     """
     return tf.split(tf.transpose(recurrent_kernel), gates, 0)
 
@@ -64,8 +65,8 @@ def scan(
 
     Args:
         time: Number of steps.
-        step: Function of the number of a step and the states before it. It returns the states after
-            it and the tensors to keep.
+        step: Function of a step's number and the states before the step. It returns the states
+            after the step, and the tensors to keep.
         states: States before the first executed step.
         kept: Shapes and dtypes of the tensors that a step keeps.
         backwards: bool. Runs the last step first. Default False.

@@ -1,7 +1,7 @@
 """Trains one Keras model on several GPUs or machines, with TensorFlow's `tf.distribute`.
 
 - `scope` makes `fit` of Keras 3 work under `tf.distribute.MultiWorkerMirroredStrategy`.
-- `is_chief` says whether this process is the one that writes files.
+- `is_chief` returns True in the process that writes files.
 
 The guide is docs/many_workers.md.
 """
@@ -25,12 +25,12 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
     Keras 3 raises an error in `fit` and `evaluate` under `MultiWorkerMirroredStrategy`
     (keras-team/keras issue 20585). Call `compile` in this scope, and `fit` inside or outside. The
     first use with several workers replaces three functions of Keras's trainer in this process.
-    They act as before under any other strategy. With Keras 2.15, nothing has to be replaced.
+    These functions act as before under any other strategy. Keras 2.15 needs no replacement.
 
     Only the chief (worker 0) writes the files of `ModelCheckpoint`, `BackupAndRestore`,
-    `TensorBoard` and `CSVLogger`. The other workers write theirs to a temporary folder, because
-    TensorFlow may need all workers to read a variable. `BackupAndRestore` needs a folder that all
-    workers can read. With `steps_per_execution` above 1, the steps are made one by one.
+    `TensorBoard` and `CSVLogger`. The other workers write these files to a temporary folder,
+    because TensorFlow may need all workers to read a variable. `BackupAndRestore` needs a folder
+    that all workers can read. If `steps_per_execution` is above 1, the steps still run one by one.
 
     Args:
         strategy: `tf.distribute.Strategy`. Any strategy works.
@@ -39,8 +39,8 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
         The strategy.
 
     Raises:
-        TypeError: `strategy` is not a strategy.
-        RuntimeError: tfwd does not know how to repair this release of Keras.
+        TypeError: If `strategy` is not a `tf.distribute.Strategy`.
+        RuntimeError: If tfwd cannot repair `fit` of this release of Keras.
 
     Example:
         >>> import keras, tensorflow as tf
@@ -54,7 +54,7 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
     """
     if not isinstance(strategy, tf.distribute.Strategy):
         raise TypeError(
-            f"scope() takes a tf.distribute.Strategy, and got {type(strategy).__name__}: give "
+            f"scope() expects a tf.distribute.Strategy, got {type(strategy).__name__}: pass "
             "tf.distribute.MultiWorkerMirroredStrategy(), or another strategy"
         )
     if _keras.has_workers(strategy):
@@ -64,10 +64,10 @@ def scope(strategy: tf.distribute.Strategy) -> Iterator[tf.distribute.Strategy]:
 
 
 def is_chief(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Returns True in the process that writes files: worker 0, or any process that is alone.
+    """Returns True in the process that writes files: worker 0, or the only process.
 
     Args:
-        strategy: `tf.distribute.Strategy`. The strategy of the present scope by default.
+        strategy: `tf.distribute.Strategy`. Default None, for the strategy of the current scope.
 
     Example:
         >>> import tfwd

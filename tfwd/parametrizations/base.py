@@ -81,7 +81,7 @@ class Parametrization:
         """Returns rows of the effective weight without computing the other rows.
 
         If a class defines it, an embedding computes only the rows that are looked up. A subclass
-        with another `__call__` must define it again, or does not have it.
+        that overrides `__call__` must define `of_rows` again. Otherwise it does not have `of_rows`.
 
         Args:
             rows: Rows of a weight, `indices.shape + shape[1:]`.
@@ -105,7 +105,7 @@ class Parametrization:
         Returns:
             `[count, *weight.shape]` in the weight's dtype.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no effective weights of examples")
+        raise NotImplementedError(f"{type(self).__name__} does not define of_examples")
 
     def at(self, call: tf.Tensor) -> Parametrization:
         """Returns the parametrization of one training call, with schedules and variables read.
@@ -119,25 +119,25 @@ class Parametrization:
         """Returns a copy with a reference tensor, if the class has `has_reference`.
 
         Args:
-            reference: Tensor of the weight's shape, or for `of_rows` its rows. If
+            reference: Tensor of the weight's shape. For `of_rows`, only the rows of this tensor. If
                 `trains_reference` is True, a tensor of the shape of `first_reference(weight)`.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no reference")
+        raise NotImplementedError(f"{type(self).__name__} does not define towards_tensor")
 
     def first_reference(self, weight: tf.Tensor) -> tf.Tensor:
-        """Returns the first value of a reference that is trained, if it is one.
+        """Returns the initial value of a trainable reference.
 
         Args:
             weight: Raw weight.
         """
-        raise NotImplementedError(f"{type(self).__name__} trains no reference")
+        raise NotImplementedError(f"{type(self).__name__} does not define first_reference")
 
     def of_weight(self, raw: tf.Tensor) -> Parametrization:
-        """Returns a copy with information on the whole weight, before it is applied.
+        """Returns a copy that has information on the whole raw weight. It is called before use.
 
         Args:
-            raw: Whole raw weight. It is raw even if other elements of a chain come first, and whole
-                even if only rows are needed.
+            raw: Raw weight with all its rows, even if other elements of a chain come first, or if
+                only some rows are needed.
         """
         return self
 
@@ -155,7 +155,7 @@ class Parametrization:
         return False
 
     def elements(self) -> list[Parametrization]:
-        """Returns the parametrizations that this one applies one after the other."""
+        """Returns the parametrizations that this parametrization applies, in their order."""
         return [self]
 
     def get_config(self) -> dict[str, Any]:
@@ -164,11 +164,11 @@ class Parametrization:
         Raises:
             NotImplementedError: If the constructor of a subclass has arguments.
         """
-        taken = list(inspect.signature(type(self)).parameters)
-        if taken:
+        names = list(inspect.signature(type(self)).parameters)
+        if names:
             raise NotImplementedError(
-                f"{type(self).__name__} has the arguments {', '.join(taken)}: define get_config(), "
-                "so that a model with it can be saved"
+                f"{type(self).__name__} has the arguments {', '.join(names)}, but no get_config(): "
+                "define get_config(), so that a model with it can be saved"
             )
         return {}
 

@@ -1,4 +1,4 @@
-"""`Chain`: several parametrizations, one after the other. Also chains wrappers of a layer."""
+"""`Chain`: several parametrizations, one after the other. Nested wrappers of a layer use it too."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BoundParametrization(NamedTuple):
         parametrization: Parametrization to apply.
         seed: int32 `[2]`, or None if no element is stochastic.
         training: bool. Stochastic elements act.
-        references: Reference tensors of the elements that have one, in their order.
+        references: Reference tensors of the elements with a reference, in the elements' order.
     """
 
     parametrization: Parametrization
@@ -107,8 +107,8 @@ def apply(
     Args:
         weight: Floating tensor.
         chain: Links. The first is applied first.
-        indices: Integers. Indices of rows, if `weight` has only these rows of a whole weight. Every
-            element of the chain must then be `by_rows`. Default None.
+        indices: Integers. Indices of rows, if `weight` has only these rows of the whole weight. All
+            elements of the chain must then have `by_rows`. Default None, for all rows.
         whole: Whole raw weight, if `indices` is given. Default None.
 
     Returns:
@@ -141,7 +141,7 @@ def apply(
         if effective.dtype != weight.dtype or not effective.shape.is_compatible_with(weight.shape):
             raise ValueError(
                 f"{element!r} returned {effective.dtype.name} {effective.shape} for a weight that "
-                f"is {weight.dtype.name} {weight.shape}; it must keep shape and dtype"
+                f"is {weight.dtype.name} {weight.shape}; it must keep shape and dtype of the weight"
             )
         weight = effective
     return weight
@@ -156,8 +156,8 @@ def per_example(
         chain: Links. Such an element must be the last element that acts.
 
     Returns:
-        The chain without the element, for `apply`. The element with its seed, or None if there is
-        none or if it does not act.
+        A tuple of two: the chain without the element, for `apply`; and the element with its seed,
+        or None if no such element acts.
 
     Raises:
         ValueError: If another element acts after it.

@@ -24,18 +24,18 @@ class Dropout(Parametrization):
         rate: float, schedule or variable. Drop rate in [0, 1), read in every call. A schedule is a
             function from the training-call counter to a real scalar, such as a
             `keras.optimizers.schedules.LearningRateSchedule`. It must not be random. A rate of 0.0
-            is the identity and draws nothing. A config stores a variable's present value. The
+            is the identity and draws nothing. A config stores a variable's current value. The
             caller must save the variable itself.
         noise_shape: Shape of the mask, as in `keras.layers.Dropout`. A 1 shares the mask along an
             axis, and None stands for the weight's own size. `(None, 1)` drops whole rows. Default
             None, for the weight's shape.
         per_example: bool. Draws a mask for each example, as Wan et al. published DropConnect:
-            `w'_b = m_b w / keep` for example `b`, where axis 0 of the layer's inputs counts the
-            examples. All positions of an example share its mask. A mask depends on the seed, the
-            weight's position, the call, the replica and the example's index in the batch. It works
-            for the kernels of `Dense` and `EinsumDense`, as the last parametrization of the weight.
-            It stores neither masks nor the kernels of examples. Default False, for one mask for the
-            batch.
+            `w'_b = m_b w / keep` for example `b`. Axis 0 of the layer's inputs is the batch axis.
+            All positions of an example share its mask. A mask depends on the seed, the weight's
+            position, the call, the replica and the example's index in the batch. The kernels of
+            `Dense` and `EinsumDense` support it, as the last parametrization of the weight. tfwd
+            stores neither the masks nor the kernels of the examples. Default False, for one mask
+            per batch.
 
     Raises:
         ValueError: On application, if the rate is not in [0, 1), or if the noise shape does not fit
@@ -54,9 +54,9 @@ class Dropout(Parametrization):
         TensorShape([3, 2, 4])
 
     References: Wan et al., "Regularization of Neural Networks using DropConnect" (2013); Merity et
-    al., "Regularizing and Optimizing LSTM Language Models" (2017). DropConnect as published
-    averages over masks at test time (`tfwd.moment_matching` does that). In evaluation the raw
-    weight is used, as in the second paper.
+    al., "Regularizing and Optimizing LSTM Language Models" (2017). The first paper averages over
+    masks at test time, as `tfwd.moment_matching` does. In evaluation tfwd uses the raw weight, as
+    the second paper does.
     """
 
     elementwise = True
@@ -74,7 +74,7 @@ class Dropout(Parametrization):
         if self.per_example and self.noise_shape is not None:
             raise ValueError(
                 f"Dropout: noise_shape={self.noise_shape} cannot be combined with "
-                "per_example=True, which drops single entries: leave out one of the two"
+                "per_example=True, which drops single entries: remove one of the two arguments"
             )
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ SCALES = ("absolute", "deviation")
 
 
 def with_start_call(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config of an older file, in which `start_call` was `start_step`, as a new one."""
+    """Renames the key `start_step` of an older file's config to `start_call`."""
     if "start_step" not in config:
         return config
     return {
@@ -30,13 +30,13 @@ class GaussianNoise(Parametrization):
     """Variational noise: independent Gaussian noise on every entry.
 
     Formula: `w' = w + stddev * s * e` with `e ~ N(0, I)`, from training call `start_call` on.
-    Before, and if `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1. With
-    "deviation" it is the weight's own standard deviation,
+    In earlier calls, and if `stddev` is 0, `w' = w` bit for bit. With `scale="absolute"` s is 1.
+    With "deviation" s is the weight's own standard deviation,
 
         s = sqrt(mean((w - mean(w))^2)),
 
-    over all entries of the raw weight. This holds even if other parametrizations come before this
-    one, or if an embedding looks up a few rows. The gradient treats s as a constant: `dw'/dw = 1`.
+    over all entries of the raw weight. This holds even if other parametrizations come first, or if
+    an embedding looks up only a few rows. The gradient treats s as a constant: `dw'/dw = 1`.
     A weight whose entries are all equal then gets no noise.
 
     Args:
@@ -57,11 +57,11 @@ class GaussianNoise(Parametrization):
         >>> round(float(tf.math.reduce_std(w)), 2)
         0.1
 
-    References: Graves, "Practical Variational Inference for Neural Networks" (2011). One fixed
-    deviation is used for all entries, as in speech recognition since; it is not learnt. Wu et al.,
-    "NoisyTune: A Little Noise Can Help You Finetune Pretrained Language Models Better" (2022), for
-    the weight's own deviation. Departures: theirs is uniform noise, added once before training;
-    here it is Gaussian, and drawn in each call.
+    References: Graves, "Practical Variational Inference for Neural Networks" (2011). All entries
+    share one fixed deviation, which is not learnt, as in later work on speech recognition. Wu et
+    al., "NoisyTune: A Little Noise Can Help You Finetune Pretrained Language Models Better" (2022),
+    for the weight's own deviation. Departures: NoisyTune adds uniform noise once before training;
+    tfwd draws Gaussian noise in each call.
     """
 
     elementwise = True
@@ -100,8 +100,8 @@ class GaussianNoise(Parametrization):
         if self._deviation is None:
             if weight is None:
                 raise ValueError(
-                    f"{self!r}: rows alone do not determine the deviation of their weight: call "
-                    "of_weight(weight) first"
+                    f"{self!r} got some rows of a weight, but its scale is the deviation of the "
+                    "whole weight: call of_weight(weight) first"
                 )
             return self.of_weight(weight)._stddev(None)
         if rates.is_number(self.stddev):
@@ -128,7 +128,7 @@ class GaussianNoise(Parametrization):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
-        """Creates the noise from a config, also from one in which `start_call` was `start_step`."""
+        """Creates the noise from a config. Older configs have `start_step` for `start_call`."""
         return super().from_config(with_start_call(config))
 
     def get_config(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Mixout(Dropout):
         w'_i = ((1 - m_i) r_i + m_i w_i - (1 - keep) r_i) / keep = r_i + m_i (w_i - r_i) / keep
 
     so that `E[w'_i] = w_i`. If `r = 0` it equals `Dropout`, with the same masks for an equal seed.
-    The gradient for `w_i` is `m_i / keep`, and there is none for `r`. Half precision is computed in
+    The gradient for `w_i` is `m_i / keep`, and `r` gets no gradient. Half precision is computed in
     float32 and rounded once. A rate of 0 is the identity, bit for bit.
 
     The layer that applies it stores one copy of each reference. The layer does not count references
@@ -39,12 +39,12 @@ class Mixout(Dropout):
         rate, noise_shape: As in `Dropout`. By default single entries are dropped. For a `Dense`
             kernel, `noise_shape=(None, 1)` drops all weights of an input together.
         towards: Reference. "start" is the value of the weight in the layer's first training call. A
-            `tfwd.pretrained.Plan` gives its file's value for the variable. A dict of arrays, or a
-            file for `tfwd.pretrained`, gives the value under the weight's path or its last
-            components. Sources are read when the layer has its weights. A config always has
-            "start", because the model's file has the references themselves. Default "start".
+            `tfwd.pretrained.Plan` supplies its file's value for the variable. A dict of arrays, or
+            a file for `tfwd.pretrained`, supplies the value under the weight's path or its last
+            components. Sources are read when the layer has its weights. A config always stores
+            "start", because the model's file contains the references. Default "start".
         reference_dtype: str. dtype in which the reference is stored, such as "bfloat16". Default
-            None, for the weight's own.
+            None, for the weight's dtype.
 
     Raises:
         ValueError: As `Dropout`; if `towards` or the dtype is wrong; if the source cannot be read,
@@ -59,7 +59,8 @@ class Mixout(Dropout):
         [1.0, 5.0]
 
     References: Lee, Cho and Kang, "Mixout: Effective Regularization to Finetune Large-scale
-    Pretrained Language Models" (2020). Theirs mixes weights of linear layers; here any weight.
+    Pretrained Language Models" (2020). Departure: the paper mixes weights of linear layers; tfwd
+    mixes any weight.
     """
 
     elementwise = True
@@ -83,7 +84,7 @@ class Mixout(Dropout):
         if reference_dtype not in (None, *_DTYPES):
             raise ValueError(
                 f"Mixout: reference_dtype={reference_dtype!r}: expected one of "
-                f"{', '.join(_DTYPES)}, or None for the weight's own"
+                f"{', '.join(_DTYPES)}, or None for the weight's dtype"
             )
         self.towards = towards
         self.reference_dtype = reference_dtype
@@ -107,8 +108,8 @@ class Mixout(Dropout):
     def _reference(self) -> tf.Tensor:
         if not tf.is_tensor(self.towards):
             raise ValueError(
-                f"{self!r} has no reference tensor here: a layer that applies it sets one; "
-                "without a layer use Mixout(rate).towards_tensor(reference)"
+                f"{self!r} has no reference tensor: a layer that applies it sets its reference; "
+                "without a layer, call Mixout(rate).towards_tensor(reference)"
             )
         return self.towards
 

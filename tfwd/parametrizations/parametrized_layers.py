@@ -10,7 +10,7 @@ import keras
 from tfwd import _keras
 from tfwd.parametrizations.base import Parametrization
 
-# The attribute in which a layer holds the parametrizations that were added to it in place.
+# Attribute of a layer that holds the parametrizations that were added to the layer in place.
 IN_PLACE = "_tfwd_in_place"
 
 
@@ -38,8 +38,8 @@ class ParametrizedLayer(NamedTuple):
     """A layer with parametrized weights.
 
     Attributes:
-        name: Names of the layers that contain the layer, without the model's, and its own name,
-            joined by `/`.
+        name: Path of the layer in the model, without the model's name: the names of the outer
+            layers and the layer's own name, joined by `/`.
         weights: Parametrized weights.
         draws: The layer's training-call counter and seeds, a `SeedStream` of `tfwd.layers`.
     """
@@ -88,8 +88,8 @@ def parametrized_layers(model: keras.Layer) -> Iterator[ParametrizedLayer]:
             yield ParametrizedLayer(name or layer.name, layer._parametrized_weights(), layer.draws)
         for added in added_in_place(layer):
             for place, weights in _by_layer(layer, added._parametrized_weights()):
-                whole = "/".join(part for part in (name, place) if part)
-                yield ParametrizedLayer(whole or layer.name, weights, added.draws)
+                path = "/".join(part for part in (name, place) if part)
+                yield ParametrizedLayer(path or layer.name, weights, added.draws)
         for inner in _keras.layers.sublayers(layer):
             yield from walk(inner, f"{name}/{inner.name}" if name else inner.name)
 

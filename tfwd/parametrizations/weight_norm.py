@@ -20,13 +20,13 @@ class WeightNorm(Parametrization):
     deterministic, and acts in training and in evaluation.
 
     With `gain=True` the layer that applies it gets `g` as a trainable weight of shape
-    `[weight.shape[axis]]`, in the weight's dtype. Its name is the weight's name and `_gain`. It
-    comes after the wrapped layer's weights, and it is saved and loaded with them. It is trained
-    unless the wrapper is frozen, also if only the wrapped layer is frozen. It is created
-    together with the weights, with the value `g_k = max(||w_k||, epsilon)`, so that the layer
-    computes the same as before. If the weights are loaded later without the gain, call
-    `tfwd.reset_references(model)`, which sets the gain again. `tfwd.pretrained` does so itself.
-    Backward does not store `w'`.
+    `[weight.shape[axis]]`, in the weight's dtype. Its name is the weight's name followed by
+    `_gain`. It comes after the wrapped layer's weights, and it is saved and loaded with them. It is
+    trained even if the wrapped layer is frozen. Only a frozen wrapper freezes it. It is created
+    together with the weights, with the value `g_k = max(||w_k||, epsilon)`. So the layer's outputs
+    do not change. If the weights are loaded later without the gain, call
+    `tfwd.reset_references(model)`, which sets the gain again. `tfwd.pretrained` makes this call
+    itself. Backward does not store `w'`.
 
     `tfwd.unwrap(model, fold=True)` returns plain layers that have `w'` as their weight.
 
@@ -51,8 +51,9 @@ class WeightNorm(Parametrization):
         >>> [tuple(w.shape) for w in dense.weights]
         [(3, 2), (2,), (2,)]
 
-    References: Salimans and Kingma, "Weight Normalization" (2016). Departure: they also propose to
-    choose the first gain and bias from a batch of data; here the first outputs do not change.
+    References: Salimans and Kingma, "Weight Normalization" (2016). Departure: the paper also
+    proposes to initialize gain and bias from a batch of data; tfwd does not change the initial
+    outputs.
     """
 
     stochastic = False
@@ -88,8 +89,8 @@ class WeightNorm(Parametrization):
         if self.gain:
             if self._gain is None:
                 raise ValueError(
-                    f"{self!r} has no gain here: a layer that applies it sets one; without a layer "
-                    "use WeightNorm(gain=True).towards_tensor(gain)"
+                    f"{self!r} has no gain tensor: a layer that applies it sets the gain; without "
+                    "a layer, call WeightNorm(gain=True).towards_tensor(gain)"
                 )
             scale *= tf.reshape(tf.cast(self._gain, scale.dtype), scale.shape)
         return tf.cast(tf.cast(weight, scale.dtype) * scale, weight.dtype)
@@ -105,7 +106,8 @@ class WeightNorm(Parametrization):
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
         if shape is not None and not -len(shape) <= self.axis < len(shape):
             raise ValueError(
-                f"{where}: axis {self.axis} does not exist in a weight of shape {shape}"
+                f"{where}: axis {self.axis} does not exist in a weight of shape {shape}; expected "
+                f"an axis from {-len(shape)} to {len(shape) - 1}"
             )
 
     def get_config(self) -> dict[str, Any]:

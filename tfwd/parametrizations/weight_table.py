@@ -25,9 +25,9 @@ class WeightRow(NamedTuple):
         pattern: Pattern that selected the weight, or None for a default weight.
         weight: Name of the weight, as in `effective_weights`.
         shape: Shape of the weight.
-        parametrization: Text of the parametrization, with the present value of a schedule.
-        layer: Name of the layer that parametrizes the weight, after the names of the layers that
-            contain it.
+        parametrization: Text of the parametrization, with the current value of a schedule.
+        layer: Path of the layer that parametrizes the weight: the names of the outer layers and the
+            layer's own name, joined by `/`.
         calls: Number of the layer's training calls so far.
     """
 
@@ -53,7 +53,7 @@ class WeightTable(list):
         lines = [head, *(_cells(row) for row in self)]
         columns = list(zip(*lines, strict=True))
         natural = [max(map(len, column)) for column in columns]
-        # Lines may be divided before the end of their column. The other columns get that room.
+        # Wrapped lines may be shorter than their column. The other columns get the unused width.
         used = [
             max(len(text) for cell in column for text in _wrapped(cell, width))
             for column, width in zip(columns, _widths(natural), strict=True)
@@ -77,17 +77,18 @@ def table(model: keras.Layer) -> WeightTable:
 
     Args:
         model: Model or layer: a result of `tfwd.parametrize`, or a model that contains layers of
-            `tfwd.layers`, also in nested models. It needs its weights.
+            `tfwd.layers`, also in nested models. It must be built.
 
     Returns:
         A list of `WeightRow`s, one per parametrized weight, in the order of the layers. It prints
-        as a table of at most 100 columns. Longer cells take several lines.
+        as a table with lines of at most 100 characters. Long cells are wrapped.
 
         - The pattern is the key of `parametrizations` that selected the weight, or `(default)`.
           After loading, a model of `tfwd.parametrize` has the names of its weights as patterns.
-        - A schedule, a variable or a `start_call` is followed by its present value, that is, the
+        - A schedule, a variable or a `start_call` is followed by its current value, that is, the
           value in the layer's next training call.
-        - Two nested wrappers of a weight have a row each. The inner one is applied first.
+        - If two nested wrappers parametrize a weight, each wrapper has a row. The inner wrapper is
+          applied first.
 
     Raises:
         ValueError: If a layer with parametrizations has no weights yet; if a schedule returns a
@@ -136,7 +137,7 @@ def described(parametrization: Parametrization, call: int) -> str:
 
 
 def _element(element: Parametrization, present: Parametrization) -> str:
-    """Returns the text of one parametrization: its arguments that are not the defaults."""
+    """Returns the text of one parametrization. It omits arguments that have their default."""
     arguments, now = [], []
     for name, parameter in inspect.signature(type(element)).parameters.items():
         value = getattr(element, name, parameter.default)
@@ -178,7 +179,7 @@ def _cells(row: WeightRow) -> tuple[str, ...]:
 
 
 def _widths(natural: list[int]) -> list[int]:
-    """Returns the widths of the columns. Columns of text share the room if it is too small."""
+    """Returns the widths of the columns. Columns of text share the width that is available."""
     texts = [i for i in range(len(natural)) if i not in _RIGHT]
     room = WIDTH - len(GAP) * (len(natural) - 1) - sum(natural[i] for i in _RIGHT)
     widths = list(natural)
@@ -207,9 +208,9 @@ def _texts(line: tuple[str, ...], widths: list[int]) -> list[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Returns a text in lines of at most `width` characters.
+    """Wraps a text into lines of at most `width` characters.
 
-    It is divided after spaces, `/` and `|`. A part that is too long is divided after `_`.
+    Lines end after spaces, `/` and `|`. A part that is longer than a line is divided after `_`.
 
     Example:
         >>> _wrapped("encoder/(query|value_dense)/kernel", 14)
