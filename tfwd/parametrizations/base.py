@@ -167,8 +167,8 @@ class Parametrization:
         names = list(inspect.signature(type(self)).parameters)
         if names:
             raise NotImplementedError(
-                f"{type(self).__name__} has the arguments {', '.join(names)}, but no get_config(): "
-                "define get_config(), so that a model with it can be saved"
+                f"{type(self).__name__} has the arguments {', '.join(names)}: define get_config(), "
+                "so that a model with it can be saved"
             )
         return {}
 
