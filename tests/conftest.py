@@ -25,14 +25,14 @@ sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 import freed_models
 import hypothesis
 import keras
-import keras2_names
+import keras3_names_on_keras2
+import make_target_marks
 import pytest
-import target_marks
 import tensorflow as tf
 from stack_marks import IS_KERAS_2
 
 if IS_KERAS_2:
-    keras2_names.install()
+    keras3_names_on_keras2.install()
 
 PEAKS = pytest.StashKey[dict[str, int]]()
 
@@ -67,9 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks the rows of tables that `make test` leaves out, before `-m` chooses."""
     # Keras 2 lacks some rows, and one row may be asked for by its name.
     single = any("[" in argument for argument in config.args)
-    target_marks.mark_extended_rows(items, check=not single and not IS_KERAS_2)
+    make_target_marks.mark_extended_rows(items, check=not single and not IS_KERAS_2)
     if "ONEDNN_MAX_CPU_ISA" in os.environ:
-        target_marks.skip_half_precision(items)
+        make_target_marks.skip_half_precision(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -86,7 +86,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Makes a worker report its largest memory."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["peak"] = target_marks.peak_memory()
+        session.config.workeroutput["peak"] = make_target_marks.peak_memory()
 
 
 @pytest.hookimpl(optionalhook=True)

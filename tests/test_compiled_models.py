@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from stack_marks import quick_rows
+from tables_by_make_target import with_slow_rest
 
 import tfwd
 from tfwd import _keras, layers

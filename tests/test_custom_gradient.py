@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from stack_marks import IS_KERAS_2, extended, once
+from tables_by_make_target import with_slow_rest
 
 import tfwd
 from tfwd._graph import custom_gradient

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from stack_marks import SLOW_ON_KERAS_2, quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd import finite
 from tfwd.finite import all_finite, can_be_non_finite, extent, summarize

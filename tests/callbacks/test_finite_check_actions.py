@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from finite_check_fits import BAD, MODES, ByOperations, fit, make, same, tf_variable, write
 from planted_nan_models import data, state
 from stack_marks import IS_KERAS_2, extended, needs_keras3, once, quick_rows
+from tables_by_make_target import with_slow_rest
 
 import tfwd
 from tfwd.callbacks import FiniteCheck

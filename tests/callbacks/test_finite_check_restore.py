@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from divided_tables import with_slow_rest
 from finite_check_fits import fit, make
 from planted_nan_models import data, state
 from stack_marks import IS_KERAS_2, extended
+from tables_by_make_target import with_slow_rest
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError

@@ -9,8 +9,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from divided_tables import with_slow_rest
 from stack_marks import IS_KERAS_2, quick_rows
+from tables_by_make_target import with_slow_rest
 from watched_processes import Processes, finish
 
 from fuzz import failure_script, failure_search, model_inputs, shrink, training_modes

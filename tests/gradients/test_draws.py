@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from gradients.brute_force import assert_moments, rewinding
 from stack_marks import quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd import _keras, gradients
 from tfwd._graph import stateless_call

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import pytest
-from divided_tables import with_slow_rest
 from gradients.brute_force import assert_moments, general, per_example, randomized
 from stack_marks import quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd import gradients, layers
 

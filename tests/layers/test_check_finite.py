@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from check_finite_passes import COLUMNS, ROWS, SIZE, both_ways, function, line, planted, said
-from divided_tables import with_slow_rest
+from tables_by_make_target import with_slow_rest
 
 from tfwd import finite
 from tfwd.layers import CheckFinite

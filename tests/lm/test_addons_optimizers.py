@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from stack_marks import needs_addons
+from tables_by_make_target import with_slow_rest
 from training_loop_runs import StopAfter, log, make_config, write_text
 
 from tfwd import _keras

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from divided_tables import with_slow_rest
 from stack_marks import once
+from tables_by_make_target import with_slow_rest
 from watched_processes import finish
 
 HERE = Path(__file__).parent

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from non_finite_reports import dense, names, report_of
 from planted_nan_models import data
 from stack_marks import quick_rows, rest
+from tables_by_make_target import with_slow_rest
 
 from tfwd import _keras
 

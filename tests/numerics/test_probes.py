@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from planted_nan_models import TRIGGERS, VALUES, Plant, counts
 from stack_marks import extended, quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd.layers import transformer as T
 from tfwd.numerics import Probes

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from non_finite_optimizer_steps import (
     INNER,
     LEGACY,
@@ -33,6 +32,7 @@ from optimizers_table import (
     variables,
 )
 from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd.optimizers import ApplyIfFinite, DecoupledWeightDecay, NonMonotonicASGD
 

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from divided_tables import with_slow_rest
 from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
 from stack_marks import extended, quick_rows
+from tables_by_make_target import with_slow_rest
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback
 

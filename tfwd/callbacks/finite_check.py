@@ -22,7 +22,7 @@ from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_s
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
-from tfwd.numerics.layer_patterns import Patterns
+from tfwd.numerics.layers_by_pattern import Patterns
 from tfwd.numerics.log_files import Log, check_plot
 from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.optional_packages import require

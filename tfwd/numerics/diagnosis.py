@@ -17,7 +17,7 @@ from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
-from tfwd.numerics.causes.outputs_with_losses import loss_name
+from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.checked_tensors import Frame, named
 from tfwd.numerics.report import Measurement, Report

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd._keras import call_interception
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.outputs_with_losses import of_output, outputs
+from tfwd.numerics.causes.losses_by_output import of_output, outputs
 
 MOST = 512  # largest number of examples: each takes about a millisecond
 
