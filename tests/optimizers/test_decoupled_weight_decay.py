@@ -153,7 +153,7 @@ def test_initial_rate_of_the_schedule_scale_is_the_rate_at_construction():
     for found in (optimizer, again):
         weights = variables()
         assert found.decay_table(weights)[0].decay == pytest.approx(D / 4, rel=1e-12)
-    with pytest.raises(ValueError, match="SGD '(?i:sgd).*' is 0.0; use scale='learning_rate'"):
+    with pytest.raises(ValueError, match="SGD '(?i:sgd).*' is 0.0: use scale='learning_rate'"):
         DecoupledWeightDecay(make("SGD", Schedule([1], [0.0, 0.1])), D, scale="schedule")
 
 
