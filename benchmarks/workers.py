@@ -62,7 +62,7 @@ def work() -> None:
     from tfwd.runs.storage.run_state import RunState
     from tfwd.runs.workers import connection
     from tfwd.runs.workers.worker_addresses import find_cluster
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
     cluster = find_cluster("auto")
     workers = Workers(connection.connect(cluster, 300.0, 60.0)) if cluster else Workers()

@@ -22,7 +22,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 # PyTorch's builds for GPUs load Triton, whose LLVM ends a process that has TensorFlow's.
 sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
-import freed_models
+import free_finished_models
 import hypothesis
 import keras
 import keras3_names_on_keras2
@@ -76,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Excludes objects that stay until the end, such as TensorFlow's million, from collection.
 
     The garbage collector would walk through them again and again, which took a fifth of the tests'
-    time. `freed_models` calls it when the process has grown; otherwise it runs rarely.
+    time. `free_finished_models` calls it when the process has grown; otherwise it runs rarely.
     """
     gc.collect()
     gc.freeze()
@@ -121,7 +121,7 @@ def fresh_keras() -> Iterator[None]:
     _reset()
     yield
     _reset()
-    freed_models.forget()
+    free_finished_models.forget()
 
 
 def _reset() -> None:

@@ -10,7 +10,11 @@ import keras
 
 from tfwd import _keras
 from tfwd.in_place import parametrize_in_place, remove_in_place
-from tfwd.layers._substitution import folded_layers, weight_patterns, weight_selection
+from tfwd.layers._substitution import (
+    copies_with_effective_weights,
+    weight_patterns,
+    weight_selection,
+)
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
@@ -315,15 +319,15 @@ def _unwrap(layer: Any, done: dict[int, Any], fold: bool) -> Any:
 def _unwrapped(layer: keras.Layer, done: dict[int, Any], fold: bool) -> keras.Layer:
     if isinstance(layer, ParametrizedModel):
         return _unwrap(layer.parametrized, done, fold)
-    if fold and isinstance(layer, Parametrized) and folded_layers.is_needed(layer):
-        return folded_layers.folded(layer, _unwrap(layer.layer, done, fold))
+    if fold and isinstance(layer, Parametrized) and copies_with_effective_weights.is_needed(layer):
+        return copies_with_effective_weights.folded(layer, _unwrap(layer.layer, done, fold))
     if hasattr(layer, "unwrapped"):
         return _unwrap(layer.unwrapped(), done, fold)
     if not _holds_tfwd(layer):
         return layer
     if _keras.copies.is_layer_graph(layer):
         return _keras.copies.clone(layer, lambda inner: _unwrap(inner, done, fold))
-    changed = folded_layers.changed_weights(layer) if fold else frozenset()
+    changed = copies_with_effective_weights.changed_weights(layer) if fold else frozenset()
     return _keras.copies.share(
         layer, replace=lambda value: _unwrap_nest(value, done, fold), changed=changed
     )

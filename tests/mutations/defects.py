@@ -186,7 +186,7 @@ DEFECTS = [
     ),
     Defect(
         "a folded layer has the raw weight",
-        "layers/_substitution/folded_layers.py",
+        "layers/_substitution/copies_with_effective_weights.py",
         "values[positions[id(target.variable)]] = value",
         "pass",
         (GAINS,),
@@ -488,7 +488,7 @@ DEFECTS = [
     ),
     Defect(
         "each worker draws the masks of the first rows",
-        "tfwd/runs/workers/workers.py",
+        "tfwd/runs/workers/worker_group.py",
         "with global_batch_rows.part_of(start, total):",
         "with global_batch_rows.part_of(0, total):",
         ("tests/distribute/test_train.py", "-k", "as_one_process"),
@@ -937,7 +937,7 @@ DEFECTS = [
         INSTALLATION,
         "        self.draws = [one.draws for one in held.all]\n",
         "        self.draws = []\n",
-        ("tests/in_place/test_state.py",),
+        ("tests/in_place/test_saved_state.py",),
     ),
     Defect(
         "functions of models around the target are not forgotten",

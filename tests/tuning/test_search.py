@@ -227,6 +227,6 @@ def test_the_reason_is_one_line_that_says_something(message, reason):
 
 def test_a_worker_does_not_remove_what_its_chief_has_begun(tmp_path, monkeypatch):
     make(tmp_path).search(X, X[:, :1], **DATA)
-    monkeypatch.setattr("tfwd.tuning.sweep_tuner.role", lambda: "worker")
+    monkeypatch.setattr("tfwd.tuning.keras_model_tuner.role", lambda: "worker")
     make(tmp_path, overwrite=True)  # all processes are given one script
     assert (tmp_path / "oracle.json").exists() and (tmp_path / "trial_0000").exists()

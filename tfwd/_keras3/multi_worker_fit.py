@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from tfwd._keras_shared.workers import has_workers, is_chief, own_path, wait_for_all
+from tfwd._keras_shared.strategy_workers import has_workers, is_chief, own_path, wait_for_all
 
 _repaired = False
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras_shared.workers import gather_bytes, worker_index
+from tfwd._keras_shared.strategy_workers import gather_bytes, worker_index
 
 CHUNK = 4 << 20  # largest number of bytes in one exchange
 # Number of int32 words in the first part of a message. Sending it takes as long as sending a few

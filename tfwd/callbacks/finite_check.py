@@ -23,8 +23,8 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.log_files import Log, check_plot
 from tfwd.numerics.report import NonFiniteError, Report
+from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
 ACTIONS = ("raise", "skip", "restore")

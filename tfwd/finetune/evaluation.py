@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd.finetune import scores
 from tfwd.finetune.data.batches import by_length, pad
 from tfwd.finetune.data.corpus import Encoded
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 
 class Evaluation(NamedTuple):

@@ -18,7 +18,7 @@ from tfwd.runs.storage.trained_model import load as load_saved
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.training.trainer import Trainer
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 # The methods import slow modules, which `--help` does not need.
 

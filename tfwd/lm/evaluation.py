@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfwd.lm.data import text_windows
 from tfwd.lm.losses import perplexity, token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 
 class Evaluation(NamedTuple):

@@ -21,7 +21,7 @@ from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.workers.settings_agreement import check_batch_size
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 
 class Trainer(trainer.Trainer):

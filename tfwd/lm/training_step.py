@@ -17,7 +17,7 @@ from tfwd.lm.model import LanguageModel
 from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import step
 from tfwd.runs.training.optimizer import optimizer_and_options
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 
 class TrainStep(step.TrainStep):

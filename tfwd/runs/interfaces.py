@@ -16,7 +16,7 @@ from tfwd.runs.settings.config import Schema
 if TYPE_CHECKING:
     from tfwd.numerics.report import Report
     from tfwd.optimizers import NonMonotonicASGD
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 
 class Score(NamedTuple):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfwd.runs.training.display import Display
     from tfwd.runs.training.stop_signals import StopRequest
     from tfwd.runs.training.trainer import Trainer
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 
 class Program(abc.ABC):

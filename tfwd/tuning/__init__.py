@@ -23,8 +23,8 @@ except ModuleNotFoundError as error:
         "tfwd.tuning needs keras-tuner: in a checkout of tfwd, pip install '.[tune]'"
     ) from error
 
+from tfwd.tuning.keras_model_tuner import tuner
 from tfwd.tuning.rates_hypermodel import rates
 from tfwd.tuning.search_space import Boolean, Choice, Float, Int
-from tfwd.tuning.sweep_tuner import tuner
 
 __all__ = ["Boolean", "Choice", "Float", "Int", "rates", "tuner"]

@@ -16,7 +16,7 @@ from tfwd.runs.workers import worker_flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.storage.trained_model import TrainedModel
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 ABOUT = """
 Evaluates a trained model on a text: perplexity, and bits per character.

@@ -16,7 +16,7 @@ from tfwd.runs.program import Program
 from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 from tfwd.tuning import trial_promotion
 from tfwd.tuning.stopwatch import Stopwatch
 

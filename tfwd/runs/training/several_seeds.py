@@ -22,7 +22,7 @@ from tfwd.runs.training import train_command as training
 from tfwd.runs.training.stop_signals import StopRequest
 
 if TYPE_CHECKING:
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 
 class Outcome(NamedTuple):
@@ -87,7 +87,7 @@ def train(
     """
     from tfwd.runs.training.display import Output
     from tfwd.runs.training.non_finite_steps import Diverged  # loads TensorFlow; not for --help
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
     folder = Path(workdir)
     if (folder / "config.json").exists():

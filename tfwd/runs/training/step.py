@@ -35,7 +35,7 @@ from tfwd.runs.interfaces import Failure
 from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.gradient_accumulation import GatheredGradients
 from tfwd.runs.training.optimizer import find_averaging
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 NORMS = 8  # number of past gradient norms that a report compares
 

@@ -21,7 +21,7 @@ from tfwd.runs.workers import worker_flags as worker_flags
 
 if TYPE_CHECKING:
     from tfwd.runs.training.trainer import Trainer
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 
 def define(values: flags.FlagValues) -> None:
@@ -112,7 +112,7 @@ def train(
     from tfwd.runs.storage.run_folder import RunFolder
     from tfwd.runs.training.display import Display, Output
     from tfwd.runs.workers import settings_agreement
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
     workers = workers or Workers()
     if config.training.deterministic:

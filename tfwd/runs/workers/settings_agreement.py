@@ -19,7 +19,7 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Data
 from tfwd.runs.settings import config as configs
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 PATHS = ("data.path", "model.pretrained")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tfwd.runs.training.stop_signals import StopRequest
-from tfwd.runs.workers.workers import Workers
+from tfwd.runs.workers.worker_group import Workers
 
 
 class Votes:

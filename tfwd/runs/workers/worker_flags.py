@@ -15,7 +15,7 @@ from tfwd.runs.workers import connection, local_workers
 from tfwd.runs.workers.worker_addresses import STRATEGIES, find_cluster
 
 if TYPE_CHECKING:
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
 
 def define(values: flags.FlagValues) -> None:
@@ -81,7 +81,7 @@ def run(values: flags.FlagValues, command: str, work: Callable[[Workers], int], 
             return local_workers.run(command, sys.argv[1:], count, gpus)
     # With a single GPU, a single process trains.
     cluster = None if strategy == "mirrored" else find_cluster(strategy)
-    from tfwd.runs.workers.workers import Workers
+    from tfwd.runs.workers.worker_group import Workers
 
     if cluster is None:
         return work(Workers())
