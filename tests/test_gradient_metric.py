@@ -36,6 +36,14 @@ def test_sums_of_a_narrow_metric_are_wide() -> None:
     assert float(metric.result()) == pytest.approx(4e-9, rel=1e-5)
 
 
+def test_sums_of_a_double_metric_are_double() -> None:
+    metric = metrics.GradientSquaredMean([("kernel", 2), ("bias", 1)], dtype="float64")
+    for _ in range(3):
+        metric.update_state(moments(1, 0, 1, batch_size=2**24 + 1))  # float32 has no such number
+    assert float(metric.examples) == 3 * (2**24 + 1)
+    assert float(metric.result()) == pytest.approx(2 / 3, rel=1e-15)
+
+
 def test_config_and_state_survive() -> None:
     metric = make()
     metric.update_state(moments(1, 3, 8))

@@ -127,6 +127,30 @@ def test_normalization():
     assert "epsilon = 0.0. Its input is 1 everywhere." in report.causes[0].evidence
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_gradient_through_a_normalization(follows):
+    """Checks that the layer is blamed for its own gradient, not for the gradient that it gets."""
+    x, y = np.full((8, 6), 0.5, "float32"), np.ones((8, 1), "float32")
+    norm = layers.LayerNormalization(epsilon=1e-3 if follows else 0.0, name="norm")
+    # The variance is about 2e-37. The output is about 1, and the gradient exceeds float32.
+    start = [[0.0, 1e-18, 2e-18]] + [[0.0] * 3] * 5
+    kernel = layers.Dense(3, use_bias=False, name="dense")
+    kernel.build((None, 6))
+    kernel.set_weights([np.array(start, "float32")])
+    hidden = norm(kernel(inputs := layers.Input((6,))))
+    if follows:
+        hidden = layers.Lambda(lambda v: tf.sqrt(0.0 * v), name="odd")(hidden)
+    last = layers.Dense(1, kernel_initializer=keras.initializers.Constant(1e5), name="last")
+    report = report_of(keras.Model(inputs, last(hidden[:, :1])), x, y)
+    assert report.first.frame.kind == "gradient"
+    assert report.first.frame.name == ("norm" if follows else "dense")
+    assert ("a variance near zero" in names(report)) == (not follows)
+    if not follows:
+        assert (
+            "the gradient that 'norm' returns. 'norm' is a LayerNorm" in report.causes[0].evidence
+        )
+
+
 class Length(layers.Layer):
     """A layer that returns the length of each row. Its derivative is 0/0 for a row of zeros."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import _keras
+from tfwd import _keras, dtypes
 from tfwd.gradients import Moments
 
 
@@ -61,11 +61,13 @@ class GradientSquaredMean(keras.metrics.Metric):
             raise ValueError(
                 "GradientSquaredMean: variables is empty: pass model.trainable_variables"
             )
-        dtype = keras.backend.floatx()
+        stored = dtypes.wide(tf.as_dtype(self.dtype)).name
         self.total = self.add_weight(
-            name="total", shape=(len(self.paths),), initializer="zeros", dtype=dtype
+            name="total", shape=(len(self.paths),), initializer="zeros", dtype=stored
         )
-        self.examples = self.add_weight(name="examples", shape=(), initializer="zeros", dtype=dtype)
+        self.examples = self.add_weight(
+            name="examples", shape=(), initializer="zeros", dtype=stored
+        )
 
     def reset_state(self) -> None:
         """Resets the metric."""

@@ -29,30 +29,43 @@ NORMALIZING = (
 
 def normalization(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a layer that divides by the root of a variance near zero."""
-    first, before = evidence.first, evidence.before
-    kind = first.frame.layer
-    if kind not in NORMALIZING or first.frame.kind not in ("output", "gradient"):
+    first = evidence.first
+    if first.frame.kind == "output":
+        name, given = first.frame.name, evidence.before
+    elif first.frame.kind == "gradient" and len(first.frame.source) == 1:
+        # This is the gradient that the layer `source` returns to the layer before it.
+        name = first.frame.source[0]
+        given = next(
+            (one for one in evidence.of("output") if one.frame.name == first.frame.name), None
+        )
+    else:
         return
-    name = first.frame.name.rpartition("/")[2]
-    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
+    kind = next((one.frame.layer for one in evidence.of("output") if one.frame.name == name), "")
+    if kind not in NORMALIZING:
+        return
+    last = name.rpartition("/")[2]
+    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == last), None)
     epsilon = getattr(layer, "epsilon", None)
-    given = ""
+    what = f"the output of a {kind}, which divides"
+    if first.frame.kind == "gradient":
+        what = f"the gradient that '{name}' returns. '{name}' is a {kind}, which divides"
+    detail = ""
     advice = (
         "use a larger epsilon (1e-3; in float16 at least 1e-4) or a larger batch, and look for "
         "units before this layer that are the same for all examples."
     )
-    if before is not None and before.detail.low == before.detail.high:
-        given = f" Its input is {before.detail.low:g} everywhere."
+    if given is not None and given.detail.low == given.detail.high:
+        detail = f" Its input is {given.detail.low:g} everywhere."
     if kind == "BatchNormalization" and evidence.batch_size == 1:
-        given = " The batch has 1 example, so the variance of each unit is 0."
+        detail = " The batch has 1 example, so the variance of each unit is 0."
         advice = (
             "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
             "choose a batch size that leaves no last batch of 1."
         )
     yield Cause(
         "a variance near zero",
-        f"The first non-finite tensor is the output of a {kind}, which divides by the root of a "
-        f"variance plus epsilon = {epsilon}.{given}",
+        f"The first non-finite tensor is {what} by the root of a variance plus epsilon = "
+        f"{epsilon}.{detail}",
         advice,
     )
 
