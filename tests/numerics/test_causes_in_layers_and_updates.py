@@ -23,7 +23,7 @@ def test_blow_up():
     model = dense(layers.Dense(4, name="middle"), layers.Dense(1, name="last"), units=4)
     model.get_layer("middle").kernel_initializer = "ones"
     report = report_of(model, x, y, optimizer=keras.optimizers.SGD(0.9))
-    assert names(report)[0] == "gradients that blow up"
+    assert names(report)[0] == "exploding gradients"
     growth = float(re.search(r"by a factor of ([\d.e+]+) per step", report.causes[0].evidence)[1])
     assert growth > 2
 
@@ -66,7 +66,7 @@ def test_nothing_left_of_a_layer():
     x, y = data(2)
     report = report_of(on_zeros(Normalize(name="divided"), "gone"), x, y)
     assert report.first.frame.name == "divided"
-    assert names(report)[0] == "nothing is left to divide by"
+    assert names(report)[0] == "a division of 0 by 0"
     assert "'gone, output' are 0" in report.causes[0].evidence
 
 

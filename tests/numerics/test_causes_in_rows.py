@@ -24,7 +24,7 @@ def test_examples_that_are_the_same_throughout():
     )
     report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(deviation(inputs))), x, y)
     assert report.first.frame.name == "scaled"
-    assert names(report) == ["nothing is left to divide by"]
+    assert names(report) == ["a division of 0 by 0"]
     assert "in rows 2, 5 of the batch, where 'x' is constant" in report.causes[0].evidence
 
 
@@ -37,7 +37,7 @@ def test_a_vector_that_is_all_zeros_is_divided_by_its_norm():
     unit = layers.Lambda(lambda v: v / tf.norm(v, axis=-1, keepdims=True), name="unit")(hidden)
     report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(unit)), x, y)
     assert report.first.frame.name == "unit"
-    assert names(report) == ["nothing is left to divide by"]
+    assert names(report) == ["a division of 0 by 0"]
     for part in ("rows 2, 5 of the batch", "all elements of 'hidden, output' are", "of 'x' are 0"):
         assert part in report.causes[0].evidence
 
@@ -57,7 +57,7 @@ def test_a_text_of_padding_alone():
     outputs = layers.Dense(1, name="last")(Pool(name="pool")(vectors, inputs))
     report = report_of(keras.Model(inputs, outputs), words, np.ones((16, 1), "float32"))
     assert report.first.frame.name == "pool"
-    assert names(report) == ["a softmax over nothing but -infinity"]
+    assert names(report) == ["a softmax whose inputs are all -infinity"]
     evidence = report.causes[0].evidence
     assert "NaN in row 3 of the batch, and only there all elements of 'x' are 0" in evidence
     assert "small number" not in report.causes[0].advice

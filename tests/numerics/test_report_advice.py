@@ -124,7 +124,7 @@ def test_a_gradient_that_grew_until_it_was_infinite_has_no_odd_derivative(value)
     bad = found("gradient", "rnn", [[value, 1.0]], "GRU", source=("dense",))
     grown = [{"rnn/kernel": 1e3**i} for i in range(5)]
     causes = [cause.name for cause in likely_causes(evidence(bad)._replace(history=grown))]
-    assert causes[0] == "gradients that blow up"
+    assert causes[0] == "exploding gradients"
     assert ("a function whose derivative is infinite" in causes) == np.isnan(value)
 
 
@@ -165,5 +165,5 @@ def test_an_overflow_of_the_first_step_is_of_no_gradient():
     for layer in model.layers:
         layer.set_weights([np.full(w.shape, 1e15) for w in layer.get_weights()])
     report = report_of(model, 1e15 * np.abs(x), y)
-    assert names(report) == ["numbers that overflow on the way forward"]
+    assert names(report) == ["an overflow in the forward pass"]
     assert "rate" not in report.causes[0].advice

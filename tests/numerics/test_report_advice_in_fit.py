@@ -52,13 +52,13 @@ def test_single_queries_to_which_no_key_is_left():
         [layers.Input((5, 4)), Mix(name="mix"), layers.Flatten(), layers.Dense(1)]
     )
     report = report_of(model, x, y)
-    assert names(report) == ["a softmax over nothing but -infinity"]
+    assert names(report) == ["a softmax whose inputs are all -infinity"]
     said = report.causes[0].evidence
     assert "at query 2 of row 3, query 1 of row 5, query 4 of row 5, and finite elsew" in said
     scores = [layers.Input((5, 4)), Scores(name="a"), Shares(name="b")]
     report = report_of(keras.Sequential([*scores, layers.Flatten(), layers.Dense(1)]), x, y)
     assert report.first.frame.name == "a"
-    assert names(report) == ["a softmax over nothing but -infinity"]
+    assert names(report) == ["a softmax whose inputs are all -infinity"]
 
 
 @extended
@@ -69,7 +69,7 @@ def test_vectors_of_zeros_are_no_queries():
     norm = layers.Lambda(lambda v: v / tf.sqrt(tf.reduce_sum(v * v, -1, keepdims=True)))
     model = keras.Sequential([layers.Input((5, 4)), norm, layers.Flatten(), layers.Dense(1)])
     report = report_of(model, x, y)
-    assert "a softmax over nothing but -infinity" not in names(report)
+    assert "a softmax whose inputs are all -infinity" not in names(report)
 
 
 class Own(keras.Model):

@@ -23,7 +23,8 @@ class Cause(NamedTuple):
     """Likely cause of a bad step.
 
     Attributes:
-        name: str. The title of its section in `docs/non_finite.md`.
+        name: str. The title of its section in `docs/non_finite.md`. For NaN in the data, the name
+            tells the data: "NaN or infinity in the input".
         evidence: str. The observations that support it.
         advice: str. What to do.
     """

@@ -18,7 +18,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     for name, values in evidence.data.items():
         if name.startswith("sample_weight") and values.size and not values.any():
             yield Cause(
-                "nothing is left to divide by",
+                "a division of 0 by 0",
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
                 "skip such batches, or divide by a number that is at least 1.",
             )
@@ -28,7 +28,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     summary, found = before.detail.summary, first.detail.summary
     if summary.size and summary.zeros == summary.size and found.nan:
         yield Cause(
-            "nothing is left to divide by",
+            "a division of 0 by 0",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
             "next computation is NaN: 0/0.",
             "look for a mask or a dropout rate that removes everything, and for a mean or a norm "
@@ -42,12 +42,12 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
-            "nothing is left to divide by",
+            "a division of 0 by 0",
             f"'{first.frame.label}' is NaN in {rows_text(first.detail.rows)}, where "
             f"{' and '.join(seen)}: 0/0.",
-            "check that a mask does not remove everything (a softmax over nothing but -infinity is "
-            "NaN too); otherwise add a small number to the divisor (a sum, norm or deviation), or "
-            "remove these examples.",
+            "check that a mask does not remove everything (a softmax whose inputs are all "
+            "-infinity is NaN too); otherwise add a small number to the divisor (a sum, norm or "
+            "deviation), or remove these examples.",
         )
 
 

@@ -18,7 +18,7 @@ from tfwd.numerics.report import Cause
 
 Rule = Callable[[Evidence], Iterator[Cause]]
 
-STATE, BLOW_UP = "a state that grows from step to step", "gradients that blow up"
+STATE, EXPLODING = "a state that grows from step to step", "exploding gradients"
 
 GIVEN: list[Rule] = [
     data_and_weights.data,
@@ -54,6 +54,6 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
     causes = [cause for rule in COMPUTED for cause in rule(evidence)]
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
         # Training changed the weights until the state grew. Advice on gradients comes first.
-        causes.sort(key=lambda cause: cause.name != BLOW_UP)
+        causes.sort(key=lambda cause: cause.name != EXPLODING)
     causes += data_and_weights.learning_rate(evidence)
     return causes or list(layers_and_updates.domain(evidence))

@@ -115,7 +115,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         leader = max(grown, key=lambda name: grown[name][1])
         size, factor, _ = grown[leader]
         yield Cause(
-            "gradients that blow up",
+            "exploding gradients",
             f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "
             f"'{leader}' grew fastest, by a factor of {factor:.3g} per step, to {size:.3g}.",
             "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
@@ -144,7 +144,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             else "; in one of the first steps, check the initial weights and the scale of the data"
         )
         yield Cause(
-            "gradients that blow up",
+            "exploding gradients",
             f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
             f"before anything is infinite.{scale}",
             f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
@@ -161,7 +161,7 @@ def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> C
         else "Gradients were moderate before."
     )
     return Cause(
-        "numbers that overflow on the way forward",
+        "an overflow in the forward pass",
         f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g}, before anything is "
         f"infinite.{scale} {when}",
         f"{'scale the data (mean 0, deviation 1); ' if scale else ''}make initial weights smaller, "

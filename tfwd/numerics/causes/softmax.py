@@ -31,7 +31,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
         yield Cause(
-            "a softmax over nothing but -infinity",
+            "a softmax whose inputs are all -infinity",
             f"'{first.frame.name}' sets {found.negative_inf} elements to -infinity, as a mask does."
             f"{then} A softmax is NaN if all its inputs are -infinity.",
             "check that the mask leaves at least one key for each query, and has the right sign "
@@ -59,7 +59,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     else:
         seen = f"'{first.frame.name}' makes NaN from finite numbers."
     yield Cause(
-        "a softmax over nothing but -infinity",
+        "a softmax whose inputs are all -infinity",
         f"{seen} A softmax is 0/0 if all its inputs are -infinity.",
         "check that the mask leaves at least one key for each query (for an example that is all "
         "padding, keep one, or remove the example), and has the right sign (True where a key "
