@@ -93,6 +93,7 @@ _IMAGES = (
     *_ranked("Cropping{}D", "GlobalMaxPooling{}D", "GlobalAveragePooling{}D"),
     *_ranked("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
 )
+_IMAGE_SEQUENCES = _ranked("ConvLSTM{}D")
 _SEQUENCES = _kinds(
     *("Embedding", "RNN", "Bidirectional", "MultiHeadAttention", "GroupQueryAttention"),
     *("Attention", "AdditiveAttention", "EinsumDense"),
@@ -231,7 +232,7 @@ class _Walk:
     ) -> Order:
         """Returns the order of a layer's first output."""
         order, shape = got[0], shapes[0]
-        if isinstance(layer, _IMAGES):
+        if isinstance(layer, (*_IMAGES, *_IMAGE_SEQUENCES)):
             return _image_of(layer, len(result)) if len(result) > 1 else None
         if isinstance(layer, _SEQUENCES):
             return tuple(range(len(result))) if len(result) > 1 else None
@@ -250,7 +251,9 @@ class _Walk:
                 return _flattened(order, shape, layer.name, False)
             return _reshaped(order, shape, result, layer.name)
         if isinstance(layer, keras.layers.Permute):
-            return tuple(order[i - 1] for i in layer.dims) if isinstance(order, tuple) else None
+            if flat:
+                return Unclear(f"'{layer.name}' changes flattened features")
+            return _permuted(order, [i - 1 for i in layer.dims], layer.name)
         if isinstance(layer, _CONCATENATION) or _operation(layer) in ("concatenate", "concat"):
             if flat:
                 return Unclear(f"'{layer.name}' joins flattened features with others")
@@ -332,7 +335,14 @@ class _Walk:
     def _wanted(self, layer: Any, later: Order, shape: Shape, result: Shape) -> Order:
         """Returns the order that a layer wants of an input, and notes the order of its outputs."""
         flat = isinstance(later, (Flat, Unclear))
-        if isinstance(layer, _IMAGES):
+        if isinstance(layer, keras.layers.TimeDistributed):
+            inner, after = _unwrapped(layer.layer), _after_first(later)
+            graph = _keras.layers.graph(inner)
+            if graph is None:
+                return _behind_first(self._wanted(inner, after, shape[1:], result[1:]))
+            if (len(graph.inputs), len(graph.outputs)) == (1, 1):
+                return _behind_first(self._backward(graph, [after])[0])
+        if isinstance(layer, (*_IMAGES, *_IMAGE_SEQUENCES)):
             return _image_of(layer, len(shape)) if len(shape) > 1 else None
         if isinstance(layer, keras.layers.Dense):
             self._note(layer, "outputs", later if flat else None)  # type: ignore[arg-type]
@@ -343,10 +353,14 @@ class _Walk:
             if len(shape) == 1 and len(result) > 1:
                 return _flattened(later, result, layer.name, False)
             return _reshaped(later, result, shape, layer.name)
-        if isinstance(layer, keras.layers.Permute) and isinstance(later, tuple):
+        if isinstance(layer, keras.layers.Permute):
+            if flat:
+                return Unclear(f"'{layer.name}' changes the features before they become an image")
             places = [layer.dims.index(i + 1) for i in range(len(shape))]
-            return tuple(later[place] for place in places)
+            return _permuted(later, places, layer.name)
         if isinstance(layer, _SEQUENCES) and len(shape) > 1:
+            if flat:
+                self._note_outputs(layer)
             return tuple(range(len(shape)))
         if isinstance(layer, _CONCATENATION):
             why = f"'{layer.name}' joins the outputs with others, before they become an image"
@@ -358,10 +372,17 @@ class _Walk:
         if shape == result and not _moves(layer) and not _keras_weights(layer):
             return later
         if flat and _keras_weights(layer):
-            why = f"its outputs become an image after '{layer.name}'"
-            for owner in _keras.layers.all_layers(layer):
-                self._note(owner, "outputs", Unclear(why))
+            self._note_outputs(layer)
+        elif flat and shape and math.prod(size or 0 for size in shape) != 1:
+            name = getattr(layer, "name", "")
+            return Unclear(f"'{name}' changes the features before they become an image")
         return None
+
+    def _note_outputs(self, layer: Any) -> None:
+        """Notes that tfwd does not know the order of the outputs of a layer with weights."""
+        why = f"its outputs become an image after '{layer.name}'"
+        for owner in _keras.layers.all_layers(layer):
+            self._note(owner, "outputs", Unclear(why))
 
     def _see(self, layer: Any) -> None:
         if isinstance(layer, keras.layers.Layer):
@@ -441,6 +462,25 @@ def _reshaped(order: Order, shape: Shape, result: Shape, name: str) -> Order:
     return Doubt(why) if is_same else Unclear(why)
 
 
+def _permuted(order: Order, places: Sequence[int], name: str) -> Order:
+    """Returns the order of the axes of a tensor after a permutation.
+
+    A `Permute` may only bring an image into PyTorch's order of axes. Any other `Permute` may also
+    be in PyTorch's model.
+
+    Args:
+        order: the order of the axes before.
+        places: for each axis, its position before.
+        name: str. The name of the layer.
+    """
+    if not isinstance(order, tuple):
+        return order if isinstance(order, Doubt) else None
+    permuted = tuple(order[place] for place in places)
+    if permuted in (order, tuple(range(len(order)))):
+        return permuted
+    return Doubt(f"the model does not show whether PyTorch's model also permutes as '{name}' does")
+
+
 def _merged(layer: Any, got: list[Order], shapes: list[Shape], result: Shape) -> Order:
     """Returns the order of a result that combines the entries of its inputs one by one."""
     orders = [order for order, shape in zip(got, shapes, strict=True) if shape == result]
@@ -475,6 +515,10 @@ def _image(rank: int) -> Axes:
 
 
 def _image_of(layer: Any, rank: int) -> Axes:
+    if isinstance(layer, _IMAGE_SEQUENCES):
+        if rank > layer.cell.rank + 1:  # with an axis of time before the image
+            return (0, *(axis + 1 for axis in _image_of(layer.cell, rank - 1)))
+        layer = layer.cell
     first = getattr(layer, "data_format", "channels_last") == "channels_first"
     return tuple(range(rank)) if first else _image(rank)
 

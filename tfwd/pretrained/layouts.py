@@ -161,9 +161,10 @@ def _orders_of_variable(target: Target, orders: Orders) -> tuple[Any, Any]:
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
         return (orders.outputs if rank == 1 and name == "bias" else None), None
+    outputs = orders.outputs if isinstance(orders.outputs, Unclear) and rank else None
     if rank == 2 or (rank == 1 and isinstance(owner, ENTRYWISE)):
-        return orders.inputs, None
-    return (orders.inputs if isinstance(orders.inputs, Unclear) and rank else None), None
+        return orders.inputs, outputs
+    return (orders.inputs if isinstance(orders.inputs, Unclear) and rank else None), outputs
 
 
 def _split_axis(order: Flat | None, size: int) -> Flat:
@@ -180,6 +181,8 @@ def _layout_by_owner(target: Target, transposed: bool) -> Layout:
     if isinstance(owner, keras.layers.EinsumDense):
         if name == "kernel":
             return _of_einsum(owner, shape)
+        return Layout((math.prod(shape),), shape, plain.axes, shape)
+    if _has_slope_per_feature(target):
         return Layout((math.prod(shape),), shape, plain.axes, shape)
     if not _is_known(target):
         return _permuted(shape, (1, 0)) if len(shape) == 2 else plain
@@ -222,7 +225,7 @@ def reason_unknown(target: Target, key: Key, transposed: bool, orders: Orders) -
         )
     if _is_known(target) or sum(size > 1 for size in shape) < 2:
         return None
-    front += ", and PyTorch's order of axes is known for Keras's own layers only"
+    front += ", and tfwd does not know PyTorch's order of axes for this layer"
     if len(shape) != 2:
         return (
             f"{front}: write {shape} to the file in Keras's order of axes, and map to "
@@ -264,6 +267,8 @@ def _is_known(target: Target) -> bool:
     owner, name = target.owner, target.name
     if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _PLAIN):
         return True
+    if _has_slope_per_feature(target):
+        return True
     if isinstance(owner, keras.layers.EinsumDense):
         # A kernel per position, or one of which Keras sums an axis, is no PyTorch layer's kernel.
         inputs, kernel, output = _axes_of(owner)
@@ -276,6 +281,12 @@ def _is_known(target: Target) -> bool:
     if isinstance(owner, _CELLS):
         return name in ("kernel", "recurrent_kernel", "bias")
     return isinstance(owner, (keras.layers.Dense, *_CONVOLUTIONS)) and name == "kernel"
+
+
+def _has_slope_per_feature(target: Target) -> bool:
+    """Returns True for the slopes of a `PReLU` that its positions share, as in PyTorch."""
+    one = sum(size > 1 for size in target.shape) < 2
+    return isinstance(target.owner, keras.layers.PReLU) and target.name == "alpha" and one
 
 
 def _permuted(shape: tuple[int, ...], axes: tuple[int, ...]) -> Layout:
