@@ -70,7 +70,9 @@ def test_products_of_many_axes(equation, shape, output, tmp_path):
 
 def test_a_kernel_for_each_position_has_no_known_layout(tmp_path):
     layer = layers.EinsumDense("abc,bcd->abd", (7, 3), name="d")
-    with pytest.raises(PlanError, match="'d/kernel' belongs to a EinsumDense, and tfwd does not know"):
+    with pytest.raises(
+        PlanError, match="'d/kernel' belongs to a EinsumDense, and tfwd does not know"
+    ):
         loaded(layer, (7, 4), {"fc.weight": normal(21, 4)}, tmp_path, {"d": "fc"})
 
 
