@@ -146,6 +146,95 @@ def test_dense_whose_outputs_become_an_image(style, tmp_path):
     np.testing.assert_allclose(model(x.astype("float32")), expected, rtol=1e-3, atol=1e-3)
 
 
+def frames_of_features():
+    """Returns a decoder of several frames."""
+    return sequential(
+        keras.Input((2, 5)),
+        layers.TimeDistributed(layers.Dense(12, name="d")),
+        layers.TimeDistributed(layers.Reshape((2, 2, 3))),
+        layers.TimeDistributed(layers.Conv2D(2, 1, name="p", use_bias=False)),
+    )
+
+
+def frames_by_a_model():
+    inner = sequential(
+        *(keras.Input((5,)), layers.Dense(12, name="d"), layers.Reshape((2, 2, 3))),
+        layers.Conv2D(2, 1, name="p", use_bias=False),
+    )
+    return sequential(keras.Input((2, 5)), layers.TimeDistributed(inner))
+
+
+@pytest.mark.parametrize("make", [frames_of_features, frames_by_a_model])
+def test_dense_whose_outputs_become_the_images_of_frames(make, tmp_path):
+    w, b, x = RNG.normal(size=(12, 5)), RNG.normal(size=12), RNG.normal(size=(3, 2, 5))
+    point = RNG.normal(size=(2, 3, 1, 1))
+    model = make()
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b, "p.weight": point})
+    load(model, folder, mapping={"d": "d", "p": "p"})
+    images = (x @ w.T + b).reshape(3, 2, 3, 2, 2)
+    expected = np.einsum("ntchw,oc->nthwo", images, point[:, :, 0, 0])
+    np.testing.assert_allclose(model(x.astype("float32")), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_dense_after_a_recurrent_convolution(sequences, tmp_path):
+    image = layers.ConvLSTM2D(3, 1, name="c", return_sequences=sequences)
+    model = sequential(keras.Input((2, 4, 5, 1)), image, layers.Flatten(), head())
+    kernels = {f"c.{i}": weight.numpy() for i, weight in enumerate(image.cell.weights)}
+    size = 60 * (2 if sequences else 1)
+    linear_of = {"f.weight": RNG.normal(size=(6, size)), "f.bias": LINEAR["f.bias"]}
+    saved(tmp_path, kernels, linear_of)
+    names = ("kernel", "recurrent_kernel", "bias")
+    mapping = {f"c/.*/{name}": Key(f"c.{i}", transposed=False) for i, name in enumerate(names)}
+    load(model, tmp_path, mapping={**mapping, "f": "f"})
+    x = RNG.normal(size=(2, 2, 4, 5, 1)).astype("float32")
+    rows = np.moveaxis(image(x).numpy(), -1, -3).reshape(2, -1)
+    expected = rows @ linear_of["f.weight"].T + linear_of["f.bias"]
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def table_of_images():
+    inputs = keras.Input((1,), dtype="int32")
+    return keras.Model(inputs, layers.Reshape((2, 2, 3))(layers.Embedding(7, 12, name="d")(inputs)))
+
+
+def einsum_of_images():
+    inputs = keras.Input((5,))
+    rows = layers.EinsumDense("ab,bc->ac", 12, bias_axes="c", name="d")(inputs)
+    return keras.Model(inputs, layers.Reshape((2, 2, 3))(rows))
+
+
+def sequences_of_images():
+    inputs = keras.Input((4, 5))
+    rows = layers.EinsumDense("abc,cd->abd", (4, 12), bias_axes="d", name="d")(inputs)
+    images = layers.Reshape((4, 2, 2, 3))(rows)
+    return keras.Model(inputs, layers.TimeDistributed(layers.ReLU())(images))
+
+
+def half_of_the_outputs():
+    inputs = keras.Input((5,))
+    half = layers.Lambda(lambda rows: rows[:, :12], output_shape=(12,))
+    rows = half(layers.Dense(24, name="d")(inputs))
+    return keras.Model(inputs, layers.Reshape((2, 2, 3))(rows))
+
+
+@pytest.mark.parametrize(
+    "make", [table_of_images, einsum_of_images, sequences_of_images, half_of_the_outputs]
+)
+def test_outputs_that_become_an_image_in_an_unknown_order(make, tmp_path):
+    inside = make()
+    model = sequential(
+        *(keras.Input(inside.input_shape[1:]), inside),
+        layers.ZeroPadding3D(1) if make is sequences_of_images else layers.ZeroPadding2D(1),
+    )
+    outputs = 24 if make is half_of_the_outputs else 12
+    weight = RNG.normal(size=(7, 12) if make is table_of_images else (outputs, 5))
+    bias = {} if make is table_of_images else {"d.bias": RNG.normal(size=outputs)}
+    saved(tmp_path, {"d.weight": weight}, bias)
+    with pytest.raises(PlanError, match=r"map to Key\('d', transposed=False\)"):
+        load(model, tmp_path, mapping={"d": "d"})
+
+
 def test_a_recurrent_layer_on_one_flattened_image(tmp_path):
     weight = RNG.normal(size=(6, 48)) / 10
     model = sequential(
@@ -270,6 +359,22 @@ def mean_column():
     )
 
 
+def rows_and_columns():
+    """Returns a model that exchanges the rows and columns of an image, as PyTorch's may do."""
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Permute((2, 1, 3), name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
+def permuted_sequence():
+    inputs = keras.Input((5, 4, 3))
+    steps = layers.Reshape((48, 1))(layers.Flatten()(convolution()(inputs)))
+    steps = layers.SimpleRNN(1, return_sequences=True, use_bias=False, name="s")(steps)
+    steps = layers.Permute((2, 1), name="r")(layers.Concatenate()([steps, steps]))
+    return keras.Model(inputs, head()(layers.Flatten()(steps)))
+
+
 class Backbone(Block):
     """A custom layer that flattens an image."""
 
@@ -300,6 +405,8 @@ def on_channels():
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
         (joined, "joins flattened features with others"),
         (with_block, "has convolutions inside, and may return an image"),
+        (rows_and_columns, "does not show whether PyTorch's model permutes like 'r'"),
+        (permuted_sequence, "does not show whether PyTorch's model permutes like 'r'"),
     ],
 )
 def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
@@ -376,7 +483,7 @@ def test_a_shared_layer_on_two_orders(tmp_path):
 def test_a_normalization_over_several_axes_has_no_known_layout(tmp_path):
     model = sequential(keras.Input((4, 4, 4)), layers.LayerNormalization(axis=[1, 2, 3], name="n"))
     weights = {"n.weight": RNG.normal(size=(4, 4, 4)), "n.bias": RNG.normal(size=(4, 4, 4))}
-    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and PyTorch's"):
+    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and tfwd does"):
         load(model, saved(tmp_path, weights), mapping={"n": "n"})
 
 

@@ -70,7 +70,9 @@ def test_products_of_many_axes(equation, shape, output, tmp_path):
 
 def test_a_kernel_for_each_position_has_no_known_layout(tmp_path):
     layer = layers.EinsumDense("abc,bcd->abd", (7, 3), name="d")
-    with pytest.raises(PlanError, match="'d/kernel' belongs to a EinsumDense, and PyTorch's order"):
+    with pytest.raises(
+        PlanError, match="'d/kernel' belongs to a EinsumDense, and tfwd does not know"
+    ):
         loaded(layer, (7, 4), {"fc.weight": normal(21, 4)}, tmp_path, {"d": "fc"})
 
 
@@ -207,7 +209,7 @@ def test_layers_that_are_not_keras_own(tmp_path):
     mapping = {"c/kernel": "m.weight", "c/scale": "m.scale"}
     with pytest.raises(PlanError) as caught:
         loaded(Cubic(2, name="c"), (2, 4), tensors, tmp_path, mapping)
-    assert "'c/kernel' belongs to a Cubic, and PyTorch's order of axes is" in str(caught.value)
+    assert "'c/kernel' belongs to a Cubic, and tfwd does not know" in str(caught.value)
     assert "map to Key('m.weight', transposed=True) if the file has the" in str(caught.value)
     assert "'c/scale'" not in str(caught.value)  # which have only one order
     for transposed, kernel in ((True, weight.T), (False, weight)):
@@ -265,3 +267,15 @@ def test_names_of_normalizations_are_whole_names(tmp_path):
     }
     found.apply()
     np.testing.assert_array_equal(model.layers[0].kernel, tensors["my_gamma_proj.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("axes", "slopes"), [([1, 2], (4,)), ([1, 2, 3], (1,)), (None, (4,)), ([1], (4,))]
+)
+def test_slopes_of_a_prelu(axes, slopes, tmp_path):
+    """Checks PyTorch's slopes: one for each channel, or a single one."""
+    shape = (5, 6, 4) if axes and len(axes) > 1 else (6, 4) if axes else (4,)
+    slope, x = normal(*slopes), normal(2, *shape)
+    layer = layers.PReLU(shared_axes=axes, name="p")
+    model = loaded(layer, shape, {"act.weight": slope}, tmp_path, {"p": "act"})
+    np.testing.assert_allclose(model(x), np.where(x > 0, x, slope * x), rtol=1e-5)

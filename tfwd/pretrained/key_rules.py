@@ -17,6 +17,7 @@ _NAMES_IN_FILES = {
     "pointwise_kernel": {"weight": True, "pointwise_kernel": False},
     "embeddings": {"weight": True, "embeddings": False, "": False},
     "gamma": {"weight": True, "gamma": False},
+    "alpha": {"weight": True, "alpha": False},
     "beta": {"bias": True, "beta": False},
     "bias": {"bias": True},
     "scale": {"weight": True, "scale": False},

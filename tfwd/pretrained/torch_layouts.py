@@ -69,15 +69,19 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
         return (orders.outputs if rank == 1 and name == "bias" else None), None
+    inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatures) and rank else None
+    outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatures) and rank else None
     if rank == 2 or (rank == 1 and isinstance(owner, ORDER_PRESERVING_LAYERS)):
-        return orders.inputs, None
-    return (orders.inputs if isinstance(orders.inputs, UnknownFeatures) and rank else None), None
+        return orders.inputs, outputs
+    return inputs, outputs
 
 
 def is_known_layout(target: Target) -> bool:
     """Returns True if owner and name determine the order of a variable's axes in PyTorch."""
     owner, name = target.owner, target.name
     if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _SAME_IN_TORCH):
+        return True
+    if _is_slope_per_feature(target):
         return True
     if isinstance(owner, keras.layers.EinsumDense):
         # PyTorch has no layer with a kernel per position, or with a kernel that is summed first.
@@ -105,6 +109,8 @@ def _layout_by_owner(target: Target) -> Layout:
         if name == "kernel":
             return _einsum_layout(owner, shape)
         return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
+    if _is_slope_per_feature(target):
+        return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
     if not is_known_layout(target):
         return Layout.permuted(shape, (1, 0)) if len(shape) == 2 else Layout.unchanged(shape)
     if name not in MATRICES:
@@ -121,6 +127,12 @@ def _layout_by_owner(target: Target) -> Layout:
         positions = len(shape) - 2
         return Layout.permuted(shape, (*range(2, positions + 2), 1, 0))
     return Layout.unchanged(shape)
+
+
+def _is_slope_per_feature(target: Target) -> bool:
+    """Returns True for the slopes of a `PReLU` that all positions share, as in PyTorch."""
+    is_vector = sum(size > 1 for size in target.shape) < 2
+    return isinstance(target.owner, keras.layers.PReLU) and target.name == "alpha" and is_vector
 
 
 def _depthwise_layout(shape: tuple[int, ...]) -> Layout:

@@ -35,7 +35,7 @@ def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrde
         )
     if is_known_layout(target) or sum(size > 1 for size in shape) < 2:
         return None
-    start += ", and PyTorch's order of axes is known only for Keras's own layers"
+    start += ", and tfwd does not know PyTorch's order of axes for this layer"
     if len(shape) != 2:
         return (
             f"{start}: write {shape} to the file in Keras's order of axes, and map to "

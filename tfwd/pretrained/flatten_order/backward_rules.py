@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
+    IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
     image_axes,
@@ -24,7 +26,11 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownFeatures,
 )
-from tfwd.pretrained.flatten_order.reshape_rules import flattened_order, reshaped_order
+from tfwd.pretrained.flatten_order.reshape_rules import (
+    flattened_order,
+    permuted_order,
+    reshaped_order,
+)
 
 
 def required_input_order(
@@ -39,7 +45,7 @@ def required_input_order(
         recorder: Gets the order if the layer has weights along the output.
     """
     features = required if isinstance(required, (FlattenedAxes, UnknownFeatures)) else None
-    if isinstance(layer, IMAGE_LAYERS):
+    if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
         recorder.record(layer, "outputs", features)
@@ -50,10 +56,14 @@ def required_input_order(
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
         return reshaped_order(required, result, shape, layer.name)
-    if isinstance(layer, keras.layers.Permute) and isinstance(required, tuple):
+    if isinstance(layer, keras.layers.Permute):
+        if features is not None:
+            return _changed_features(layer)
         axes = [layer.dims.index(i + 1) for i in range(len(shape))]
-        return tuple(required[axis] for axis in axes)
+        return permuted_order(required, axes, layer.name)
     if isinstance(layer, SEQUENCE_LAYERS) and len(shape) > 1:
+        if features is not None:
+            _record_unknown_outputs(layer, recorder)
         return tuple(range(len(shape)))
     if isinstance(layer, CONCATENATION_LAYERS):
         if features is None:
@@ -69,7 +79,20 @@ def required_input_order(
     if shape == result and not may_reorder_entries(layer) and not has_weights:
         return required
     if features is not None and has_weights:
-        reason = f"its outputs become an image after '{layer.name}'"
-        for inner in _keras.layers.all_layers(layer):
-            recorder.record(inner, "outputs", UnknownFeatures(reason))
+        _record_unknown_outputs(layer, recorder)
+    elif features is not None and shape and math.prod(size or 0 for size in shape) != 1:
+        return _changed_features(layer)
     return None
+
+
+def _changed_features(layer: Any) -> UnknownFeatures:
+    """Returns the unknown order before a layer that reorders features of a later image."""
+    name = getattr(layer, "name", "")
+    return UnknownFeatures(f"'{name}' changes the features before they become an image")
+
+
+def _record_unknown_outputs(layer: Any, recorder: OrderRecorder) -> None:
+    """Records that the order of the outputs of a layer with weights is unknown."""
+    reason = f"its outputs become an image after '{layer.name}'"
+    for inner in _keras.layers.all_layers(layer):
+        recorder.record(inner, "outputs", UnknownFeatures(reason))

@@ -11,6 +11,7 @@ import keras
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
+    IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
     has_image_layers,
@@ -30,7 +31,11 @@ from tfwd.pretrained.flatten_order.orders import (
     flattens_differently,
     is_flattened,
 )
-from tfwd.pretrained.flatten_order.reshape_rules import flattened_order, reshaped_order
+from tfwd.pretrained.flatten_order.reshape_rules import (
+    flattened_order,
+    permuted_order,
+    reshaped_order,
+)
 
 
 def output_order(
@@ -45,7 +50,8 @@ def output_order(
         result: Shape of the output.
     """
     order, shape = orders[0], shapes[0]
-    if isinstance(layer, IMAGE_LAYERS):
+    has_flattened = any(map(is_flattened, orders))
+    if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         return image_axes(layer, len(result)) if len(result) > 1 else None
     if isinstance(layer, SEQUENCE_LAYERS):
         return tuple(range(len(result))) if len(result) > 1 else None
@@ -58,8 +64,9 @@ def output_order(
             return flattened_order(order, shape, layer.name)
         return reshaped_order(order, shape, result, layer.name)
     if isinstance(layer, keras.layers.Permute):
-        return tuple(order[i - 1] for i in layer.dims) if isinstance(order, tuple) else None
-    has_flattened = any(map(is_flattened, orders))
+        if has_flattened:
+            return UnknownFeatures(f"'{layer.name}' changes flattened features")
+        return permuted_order(order, [i - 1 for i in layer.dims], layer.name)
     if isinstance(layer, CONCATENATION_LAYERS) or operation_name(layer) in (
         "concatenate",
         "concat",

@@ -27,6 +27,8 @@ IMAGE_LAYERS = (
     *_of_ranks("Cropping{}D", "GlobalMaxPooling{}D", "GlobalAveragePooling{}D"),
     *_of_ranks("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
 )
+# The outputs of these layers are images, or sequences of images.
+IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
 # The outputs of these layers have the same axes in PyTorch.
 SEQUENCE_LAYERS = _named(
     *("Embedding", "RNN", "Bidirectional", "MultiHeadAttention", "GroupQueryAttention"),
@@ -73,7 +75,17 @@ def is_channels_first(layer: Any) -> bool:
 
 
 def image_axes(layer: Any, rank: int) -> AxisOrder:
-    """Returns the order of the axes of the images that a layer takes or returns."""
+    """Returns the order of the axes of the images that a layer takes or returns.
+
+    Args:
+        layer: One of `IMAGE_LAYERS` or `IMAGE_SEQUENCE_LAYERS`.
+        rank: int. Number of axes. A sequence of images has one more.
+    """
+    if isinstance(layer, IMAGE_SEQUENCE_LAYERS):
+        cell = layer.cell
+        if rank > cell.rank + 1:
+            return (0, *(position + 1 for position in image_axes(cell, rank - 1)))
+        return image_axes(cell, rank)
     return tuple(range(rank)) if is_channels_first(layer) else channels_last(rank)
 
 

@@ -177,6 +177,14 @@ class _Propagation:
             shapes: Shapes of the inputs.
             results: Shapes of the outputs.
         """
+        if isinstance(layer, keras.layers.TimeDistributed):
+            found = self._layer_backward(
+                _unwrapped(layer.layer),
+                [_without_time(order) for order in required],
+                [shape[1:] for shape in shapes],
+                [shape[1:] for shape in results],
+            )
+            return [_with_time(order) for order in found]
         graph = _keras.layers.graph(layer)
         if graph is None and required:
             return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
@@ -13,6 +15,25 @@ from tfwd.pretrained.flatten_order.orders import (
     flattens_differently,
     is_flattened,
 )
+
+
+def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> TensorOrder:
+    """Returns the order of a tensor's axes after a permutation.
+
+    The order is known only if the permutation brings an image into PyTorch's order of axes.
+    PyTorch's model may contain any other permutation too.
+
+    Args:
+        order: Order of the axes before the permutation.
+        axes: For each axis, its position before the permutation.
+        name: str. Name of the layer that permutes.
+    """
+    if not isinstance(order, tuple):
+        return order if isinstance(order, UnknownAxes) else None
+    permuted = tuple(order[axis] for axis in axes)
+    if permuted in (order, tuple(range(len(order)))):
+        return permuted
+    return UnknownAxes(f"the model does not show whether PyTorch's model permutes like '{name}'")
 
 
 def flattened_order(
