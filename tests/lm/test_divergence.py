@@ -110,7 +110,7 @@ def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
 @pytest.mark.slow
 @once
 def test_going_back_an_epoch(planted, text, tmp_path, capsys):
-    with pytest.raises(Diverged, match="no finished epoch yet to restore"):
+    with pytest.raises(Diverged, match="no epoch is finished yet, so no state can be restored"):
         run(text, tmp_path / "first", "restore")
     planted.assign(False)
     whole, own_tell = Trainer._end_epoch, Trainer._report_failure
