@@ -235,6 +235,17 @@ def test_outputs_that_become_an_image_in_an_unknown_order(make, tmp_path):
         load(model, tmp_path, mapping={"d": "d"})
 
 
+@pytest.mark.parametrize("name", ["Add", "Multiply", "Maximum"])
+def test_outputs_that_are_combined_with_a_flattened_image(name, tmp_path):
+    x = keras.Input((5, 4, 3))
+    flat = layers.Flatten()(layers.Conv2D(4, 2, name="c")(x))
+    other = layers.Dense(48, name="d")(seen := keras.Input((7,)))
+    model = keras.Model([x, seen], getattr(layers, name)(name="r")([flat, other]))
+    saved(tmp_path, KERNEL, {"d.weight": RNG.normal(size=(48, 7)), "d.bias": np.ones(48)})
+    with pytest.raises(PlanError, match="'d/kernel': 'r' combines the outputs with flattened feat"):
+        load(model, tmp_path, mapping={"c": "c", "d": "d"})
+
+
 def test_a_recurrent_layer_on_one_flattened_image(tmp_path):
     weight = RNG.normal(size=(6, 48)) / 10
     model = sequential(

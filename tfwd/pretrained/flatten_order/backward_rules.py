@@ -25,6 +25,7 @@ from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
     UnknownFeatures,
+    is_flattened,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
@@ -83,6 +84,37 @@ def required_input_order(
     elif features is not None and shape and math.prod(size or 0 for size in shape) != 1:
         return _changed_features(layer)
     return None
+
+
+def required_beside_flattened(
+    layer: Any,
+    required: list[TensorOrder],
+    orders: list[TensorOrder],
+    shapes: list[Shape],
+    result: Shape,
+) -> list[TensorOrder]:
+    """Returns the orders required of a layer's inputs, some of which are flattened images.
+
+    An example is the sum of a flattened image and the outputs of a `Dense` layer. These outputs
+    are in PyTorch's order, so they do not fit the image.
+
+    Args:
+        layer: Layer without wrappers, or operation of a graph.
+        required: Orders that the layer requires of its inputs without this rule.
+        orders: Orders of the inputs in the forward pass.
+        shapes: Shapes of the inputs.
+        result: Shape of the output.
+    """
+    if isinstance(layer, CONCATENATION_LAYERS) or may_reorder_entries(layer):
+        return required
+    name = getattr(layer, "name", "")
+    unknown = UnknownFeatures(f"'{name}' combines the outputs with flattened features")
+    flattened = [order for order in orders if is_flattened(order)]
+    combined = [
+        shape == result and not is_flattened(order) and later not in flattened
+        for later, order, shape in zip(required, orders, shapes, strict=True)
+    ]
+    return [unknown if is_so else later for later, is_so in zip(required, combined, strict=True)]
 
 
 def _changed_features(layer: Any) -> UnknownFeatures:

@@ -9,7 +9,10 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.backward_rules import required_input_order
+from tfwd.pretrained.flatten_order.backward_rules import (
+    required_beside_flattened,
+    required_input_order,
+)
 from tfwd.pretrained.flatten_order.forward_rules import output_order
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
@@ -20,6 +23,7 @@ from tfwd.pretrained.flatten_order.orders import (
     channels_last,
     common_order,
     flattened_axes,
+    is_flattened,
 )
 
 
@@ -39,6 +43,7 @@ class _Propagation:
 
     def __init__(self) -> None:
         self.recorder = OrderRecorder()
+        self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
         self._in_graphs: set[int] = set()  # ids of layers
 
     def run(self, model: keras.layers.Layer) -> None:
@@ -99,6 +104,7 @@ class _Propagation:
                 [_shape_of(tensor) for tensor in outputs],
             )
             orders.update(zip(map(id, outputs), found, strict=False))
+        self._orders.update(orders)
         return [orders.get(id(tensor)) for tensor in graph.outputs]
 
     def _layer_forward(
@@ -158,6 +164,14 @@ class _Propagation:
                 [_shape_of(tensor) for tensor in arguments],
                 [_shape_of(tensor) for tensor in results],
             )
+            orders = [self._orders.get(id(tensor)) for tensor in arguments]
+            if any(map(is_flattened, orders)):
+                found = required_beside_flattened(
+                    _unwrapped(operation),
+                    *(found, orders),
+                    [_shape_of(tensor) for tensor in arguments],
+                    _shape_of(results[0]),
+                )
             for tensor, order in zip(arguments, found, strict=True):
                 required.setdefault(id(tensor), []).append(order)
         return [_common(required.get(id(tensor), [])) for tensor in graph.inputs]
