@@ -23,8 +23,8 @@ class Bert(TokenIdInputs, Published):
 
     Formula: `h_0 = embeddings(ids)`, `h_i = layer_i(h_(i-1))`, `pooled = tanh(h_n[:, 0] W + b)`.
 
-    `Bert.from_pretrained(folder)` loads a published model: BERT, RoBERTa, DistilBERT, ELECTRA or
-    ALBERT. The config's `model_type` selects the family.
+    `Bert.from_pretrained(folder)` loads a published model: BERT, RoBERTa, DistilBERT, ELECTRA,
+    ALBERT, data2vec-text or ERNIE without task ids. The config's `model_type` selects the family.
 
     Args:
         vocabulary_size, max_length, type_vocabulary_size, embedding_size, padding_id,
@@ -62,8 +62,9 @@ class Bert(TokenIdInputs, Published):
         TensorShape([1, 4, 8])
 
     References: Devlin et al., "BERT" (2019); Liu et al., "RoBERTa" (2019); Sanh et al.,
-    "DistilBERT" (2019); Clark et al., "ELECTRA" (2020); Lan et al., "ALBERT" (2020). Without a mask
-    Hugging Face's classes attend to padding, with a warning; this layer does not.
+    "DistilBERT" (2019); Sun et al., "ERNIE" (2019); Clark et al., "ELECTRA" (2020); Lan et al.,
+    "ALBERT" (2020); Baevski et al., "data2vec" (2022). Without a mask Hugging Face's classes attend
+    to padding, with a warning; this layer does not.
     """
 
     argument_of_key: ClassVar[dict[str, str]] = {

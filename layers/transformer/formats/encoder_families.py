@@ -187,7 +187,9 @@ FAMILIES = {
     "roberta": ROBERTA,
     "xlm-roberta": XLM_ROBERTA,
     "camembert": XLM_ROBERTA,
+    "data2vec-text": XLM_ROBERTA,
     "distilbert": DISTILBERT,
     "electra": ELECTRA,
     "albert": ALBERT,
+    "ernie": BERT,
 }

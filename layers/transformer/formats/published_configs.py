@@ -24,6 +24,7 @@ _NOT_HERE = {
     "add_cross_attention": (False, None),
     "pruned_heads": ({}, None),
     "inner_group_num": (1, None),
+    "use_task_id": (False, None),
 }
 _AT_LEAST_0 = {"type_vocabulary_size", "padding_id", "padding_position", "start_id"}
 _MAY_BE_NONE = {

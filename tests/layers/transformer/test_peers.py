@@ -30,6 +30,8 @@ ENCODERS = {
     "DistilBertModel": {},
     "ElectraModel": {"embedding_size": 8},
     "AlbertModel": {"embedding_size": 8, "num_hidden_groups": 2},
+    "Data2VecTextModel": {"type_vocab_size": 1},
+    "ErnieModel": {},
 }
 LONGEST = 24
 

@@ -23,6 +23,8 @@ ENCODERS = [
     "electra",
     "albert",
     "albert_in_groups",
+    "data2vec_text",
+    "ernie",
 ]
 
 
@@ -174,6 +176,7 @@ def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
             "hidden_act='gelu_7': activation='gelu_7' is not supported",
         ),
         ({"is_decoder": True}, "is_decoder=True is not supported"),
+        ({"model_type": "ernie", "use_task_id": True}, "use_task_id=True is not supported"),
         ({"hidden_size": 9}, "num_heads=2 does not divide hidden_size=9"),
     ],
 )

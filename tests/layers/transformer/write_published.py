@@ -56,6 +56,8 @@ MODELS = {
         "AlbertModel",
         {**SIZES, "embedding_size": 4, "num_hidden_layers": 4, "num_hidden_groups": 2},
     ),
+    "data2vec_text": ("Data2VecTextModel", {**SIZES, "type_vocab_size": 1}),
+    "ernie": ("ErnieForMaskedLM", SIZES),
     "t5": ("T5ForConditionalGeneration", T5),
     "t5_gated": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu"}),
 }
