@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from distribute.train_runs import assert_same, best_weights, log
+from distribute.train_runs import AFTER_TRAINING, assert_same, best_weights, log
 from finetune_tools import write_data, write_pretrained
 from stack_marks import SLOW_ON_KERAS_2
 from watched_processes import Processes, clusters, finish
@@ -53,12 +53,12 @@ def test_three_workers_fine_tune_as_one_process(tmp_path: Path) -> None:
             ]
             ends = [finish(worker) for worker in workers]
         assert [code for code, _ in ends] == [0] * count, ends
-    assert_same(log(tmp_path / "1"), log(tmp_path / "3"), 1e-5)
-    assert_same(best_weights(tmp_path / "1"), best_weights(tmp_path / "3"), 1e-5)
+    assert_same(log(tmp_path / "1"), log(tmp_path / "3"), AFTER_TRAINING)
+    assert_same(best_weights(tmp_path / "1"), best_weights(tmp_path / "3"), AFTER_TRAINING)
     assert len(log(tmp_path / "1")) >= 6 + 3
     one, three = (
         json.loads((tmp_path / name / "report" / "summary.json").read_text("utf-8"))
         for name in ("1", "3")
     )
-    assert_same(one["texts"], three["texts"], 1e-5)
+    assert_same(one["texts"], three["texts"], AFTER_TRAINING)
     assert one["confusion"] == three["confusion"]
