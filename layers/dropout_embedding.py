@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers._substitution.weight_perturbation import (
+from tfwd.layers._substitution.weight_perturbation_mixin import (
     PERTURBATION_ATTRIBUTES,
     WeightPerturbationMixin,
 )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras, training_flag
 from tfwd._random import dropout_and_noise, global_batch_rows
-from tfwd.layers._substitution import call_scopes
+from tfwd.layers._substitution import caller_detection
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations import Dropout
 
@@ -81,7 +81,7 @@ class LockedDropout(keras.layers.Layer):
         if self._dropout.is_identity:
             self.draws.next(training)  # nothing is drawn, but the call counts
             return inputs
-        call_scopes.check_not_recomputed(self.name)
+        caller_detection.check_not_recomputed(self.name)
         state = self.draws.next(training)
         rate = self._dropout.at(state[1]).rate
         (seed,) = self.draws.seeds_of(state, [0])

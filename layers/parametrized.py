@@ -12,7 +12,7 @@ from tfwd import _keras, training_flag
 from tfwd.layers._substitution import per_example_call, recurrent_call, weight_selection
 from tfwd.layers._substitution.seed_stream import plain_file
 from tfwd.layers._substitution.weight_patterns import QUANTIZED, checked_exclude
-from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin
 from tfwd.layers._substitution.weight_selection import Parametrizations
 from tfwd.parametrizations import Parametrization
 

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import call_scopes, recurrent_call
+from tfwd.layers._substitution import caller_detection, recurrent_call
 from tfwd.layers._substitution.seed_stream import checked_seed
-from tfwd.layers._substitution.weight_perturbation import (
+from tfwd.layers._substitution.weight_perturbation_mixin import (
     PERTURBATION_ATTRIBUTES,
     WeightPerturbationMixin,
 )
@@ -100,7 +100,7 @@ class WeightDropLSTM(WeightPerturbationMixin, keras.layers.LSTM):
 
     def _run(self, sequences: Any, training: bool, **arguments: Any) -> Any:
         # Evaluation runs Keras's own code, so its results equal Keras's, bit for bit.
-        fast = training or call_scopes.is_sampling()
+        fast = training or caller_detection.is_sampling()
         run = functools.partial(recurrent_call.call, self) if fast else super().call
         return run(sequences, training=training, **arguments)
 

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.layers._substitution import call_scopes
+from tfwd.layers._substitution import caller_detection
 
 # A link is called with the link before it or the layer's own call, and with the arguments.
 Link = Any
@@ -85,7 +85,7 @@ def _train_step() -> Callable[..., Any]:
     def train_step(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
         hook = hook_of(self) or Hook()
         own = hook.replaced.get("train_step") or types.MethodType(type(self).train_step, self)
-        with call_scopes.training_step() as step:
+        with caller_detection.training_step() as step:
             result = own(*args, **kwargs)
         if hook.links and not step.has_trained and not hook.has_warned:
             hook.has_warned = True

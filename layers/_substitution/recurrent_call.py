@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._recurrent import gru, lstm
-from tfwd.layers._substitution import call_scopes, pure_layers
+from tfwd.layers._substitution import caller_detection, pure_layers
 
 
 class _Kind(NamedTuple):
@@ -119,7 +119,7 @@ def fast_or_plain_call(
         training: bool. Training flag. Default False.
         **given: Keyword arguments.
     """
-    if not (training or call_scopes.is_sampling()):
+    if not (training or caller_detection.is_sampling()):
         return otherwise(sequences, *states, training=training, **given)
     if not isinstance(sequences, tf.Tensor):
         return otherwise(sequences, *states, training=training, **given)

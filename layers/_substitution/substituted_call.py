@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfwd import _keras, rates, training_flag
 from tfwd._graph import recompute, stateless_call
 from tfwd._random import masks_and_normals
-from tfwd.layers._substitution import call_scopes, packed_arguments
+from tfwd.layers._substitution import caller_detection, packed_arguments
 from tfwd.layers._substitution.attribute_snapshots import Attributes
 from tfwd.layers._substitution.reference_weights import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
@@ -138,7 +138,7 @@ class SubstitutedCall:
             state = tf.zeros([2], tf.int64)
         else:
             if any(one.stochastic for _, p in targeted for one in p.elements()):
-                call_scopes.check_not_recomputed(name)
+                caller_detection.check_not_recomputed(name)
             state = draws.next(training)
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
@@ -319,7 +319,7 @@ class SubstitutedCall:
         references = self._references_in(tensors)
         return self._call(args, kwargs, training, seeds, raw, references, weights, others, capture)
 
-    @call_scopes.repeats_draws
+    @caller_detection.repeats_draws
     def _call(
         self,
         args: tuple,

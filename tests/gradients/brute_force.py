@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, gradients
-from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin
 
 MSE = keras.losses.MeanSquaredError
 # Keras 2's losses compute in the dtype that they are given.

@@ -335,7 +335,7 @@ DEFECTS = [
     ),
     Defect(
         "predict_samples runs other layers as in training",
-        "layers/_substitution/weight_perturbation.py",
+        "layers/_substitution/weight_perturbation_mixin.py",
         "function, flag = _under(function, flag), True",
         "function, flag = _under(function, True), True",
         ("tests/conformance/test_samples.py",),
@@ -370,7 +370,7 @@ DEFECTS = [
     ),
     Defect(
         "what a wrapped layer updates, such as statistics, is lost",
-        "layers/_substitution/weight_perturbation.py",
+        "layers/_substitution/weight_perturbation_mixin.py",
         "stateless_call.assign(result.updates)",
         "pass",
         ("tests/layers/test_transparency.py", "-k", "statistics_of_the_batch"),
@@ -629,14 +629,14 @@ DEFECTS = [
     ),
     Defect(
         "a layer that draws is run again by tf.recompute_grad",
-        "layers/_substitution/call_scopes.py",
+        "layers/_substitution/caller_detection.py",
         "if frame.f_code in _recomputing:",
         "if False:",
         ("tests/layers/test_recomputed_calls.py",),
     ),
     Defect(
         "training calls with a rate of 0 are not counted",
-        "layers/_substitution/weight_perturbation.py",
+        "layers/_substitution/weight_perturbation_mixin.py",
         "if not targeted and flag is not False:",
         "if False:",
         ("tests/layers/test_rate_of_zero.py",),
@@ -859,28 +859,28 @@ DEFECTS = [
         "tfwd/path_patterns.py",
         "    if not isinstance(pattern, str) or expression.flags & _CHANGES:",
         "    if True:",
-        ("tests/pretrained/test_loading.py",),
+        ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     Defect(
         "flags of an expression are overlooked where it is looked up",
         "tfwd/path_patterns.py",
         "_CHANGES = re.IGNORECASE | re.VERBOSE",
         "_CHANGES = re.VERBOSE",
-        ("tests/pretrained/test_loading.py",),
+        ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     Defect(
         "the last rows of a transposed kernel stay zero",
         "tfwd/pretrained/tiled_transpose.py",
         "        for i in range(0, rows, TILE):",
         "        for i in range(0, max(rows - rows % TILE, 1), TILE):",
-        ("tests/pretrained/test_loading.py",),
+        ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     Defect(
         "each block of a table is read into its beginning",
         "tfwd/pretrained/sources/safetensors_files.py",
         "begin = 0 if into is None else start * row",
         "begin = 0",
-        ("tests/pretrained/test_loading.py",),
+        ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     # Parametrizations in place
     Defect(

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfwd._random import global_batch_rows
-from tfwd.layers._substitution import call_scopes
+from tfwd.layers._substitution import caller_detection
 from tfwd.layers._substitution.seed_stream import SeedStream
 
 
@@ -42,7 +42,7 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
         if not training or not self.rate:
             return inputs
-        call_scopes.check_not_recomputed(self.name)
+        caller_detection.check_not_recomputed(self.name)
         (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
         part = global_batch_rows.current()

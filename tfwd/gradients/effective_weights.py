@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfwd import _keras, training_flag
 from tfwd.layers._substitution import weight_selection
-from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin
 
 # A variable, its effective weight, and the derivative of the effective weight by the raw weight,
 # entry by entry. The derivative is None if the parametrization is not elementwise.

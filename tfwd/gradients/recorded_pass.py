@@ -25,7 +25,7 @@ from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.in_place.layer_call import Link
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.trainable_gains import Gains
-from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin
+from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin
 
 
 class Use(NamedTuple):

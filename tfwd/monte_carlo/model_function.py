@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import call_interception
-from tfwd.layers._substitution import call_scopes, reference_weights
+from tfwd.layers._substitution import caller_detection, reference_weights
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer
 
@@ -125,7 +125,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
         with (
             call_interception.Discarded(states),
             call_interception.users_code(),
-            call_scopes.sampling(),
+            caller_detection.sampling(),
             frozen,
         ):
             return run(batch, **flag)

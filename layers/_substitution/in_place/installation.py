@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.layers._substitution import method_hooks, weight_patterns
 from tfwd.layers._substitution.in_place.layer_call import distinct_layers, links_of
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
-from tfwd.layers._substitution.weight_perturbation import owned_parametrizations
+from tfwd.layers._substitution.weight_perturbation_mixin import owned_parametrizations
 from tfwd.parametrizations import chain
 from tfwd.parametrizations.parametrized_layers import IN_PLACE, added_in_place
 

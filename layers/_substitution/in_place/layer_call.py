@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd import _keras, training_flag
 from tfwd._graph import private_graph_apis
 from tfwd.layers._substitution import (
-    call_scopes,
+    caller_detection,
     method_hooks,
     per_example_call,
     recurrent_call,
@@ -20,7 +20,7 @@ from tfwd.layers._substitution import (
 )
 from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
-from tfwd.layers._substitution.weight_perturbation import WeightPerturbationMixin, _CallCache
+from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin, _CallCache
 from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
 
 
@@ -103,10 +103,10 @@ class Link(WeightPerturbationMixin):
         owner = self.in_place
         training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
-        step = call_scopes.present_step()
+        step = caller_detection.present_step()
         if training is None and step is not None:
             flag, function = True, functools.partial(_in_training, function)
-        acting = True if call_scopes.is_sampling() else flag
+        acting = True if caller_detection.is_sampling() else flag
         is_raw = acting is False and owner.is_stochastic
         if (
             is_raw
@@ -178,7 +178,7 @@ class Link(WeightPerturbationMixin):
         """
         outer = running_calls.by_owner()
         covered = present.covered | self.substituted
-        acting = True if call_scopes.is_sampling() else flag
+        acting = True if caller_detection.is_sampling() else flag
         layer = self.layer
         begun = {} if self.substituted <= present.covered else self._begun_inside(acting)
         own = present._replace(training=acting, covered=covered)
@@ -192,7 +192,7 @@ class Link(WeightPerturbationMixin):
 
         # Backward may call it again, after the outermost call has ended.
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
-            sampled = call_scopes.is_sampling()
+            sampled = caller_detection.is_sampling()
             now = inner[self.in_place]._replace(training=True if sampled else training)
             with running_calls.restored({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)

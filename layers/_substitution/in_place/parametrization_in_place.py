@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers._substitution import call_scopes, method_hooks, per_example_call
+from tfwd.layers._substitution import caller_detection, method_hooks, per_example_call
 from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
-from tfwd.layers._substitution.weight_perturbation import owned_parametrizations
+from tfwd.layers._substitution.weight_perturbation_mixin import owned_parametrizations
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
@@ -72,7 +72,7 @@ class InPlace:
         """Takes a call number for an outermost call of a layer."""
         if training is not False:
             if self.draws_at_all:
-                call_scopes.check_not_recomputed(layer.name)
+                caller_detection.check_not_recomputed(layer.name)
             if self.references is not None:
                 with running_calls.restored({}):  # reads raw weights
                     self.references.copy_due(training)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfwd import _keras, training_flag
 from tfwd._graph import custom_gradient, private_graph_apis, stateless_call
 from tfwd.layers._substitution import (
-    call_scopes,
+    caller_detection,
     embedding_lookup,
     first_call_analysis,
     method_hooks,
@@ -182,7 +182,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
                 at a rate of 0. Default None, if `function` is Keras's own call.
         """
         subject, flag = self._subject(), training_flag.standardize(training)
-        if sampled := call_scopes.is_sampling():
+        if sampled := caller_detection.is_sampling():
             unperturbed = _under(unperturbed or function, flag)
             function, flag = _under(function, flag), True
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
