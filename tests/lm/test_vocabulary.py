@@ -47,7 +47,7 @@ def test_characters():
 def test_decode_refuses_other_numbers():
     vocabulary = Vocabulary.from_tokens(["a"], "word")
     for wrong in (-1, 3):
-        expected = f"{wrong} is not the id of a token; give 0 to 2"
+        expected = f"no token has the id {wrong}: give an id from 0 to 2"
         with pytest.raises(ValueError, match=expected):
             vocabulary.decode([0, wrong])
 

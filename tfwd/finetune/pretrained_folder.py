@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, listing
 from tfwd.runs.storage.file_access import read_json
 
 FILES = "config.json, model.safetensors and tokenizer.json"
@@ -26,9 +26,9 @@ def read_folder(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         )
     for name in ("config.json", "tokenizer.json"):
         if not os.path.exists(os.path.join(path, name)):
-            names = ", ".join(sorted(os.listdir(path))[:8]) or "no files"
             raise UserError(
-                f"model.pretrained={path} has no {name}: give a folder with {FILES}; it has {names}"
+                f"model.pretrained={path} has no {name}: give a folder with {FILES}; "
+                f"it has {listing(path)}"
             )
     config = read_json(os.path.join(path, "config.json"), "config")
     if not isinstance(config, dict):

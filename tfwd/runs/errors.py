@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 
@@ -33,6 +34,11 @@ def reason(error: BaseException) -> str:
     text = getattr(error, "message", None) or str(error)  # errors of TensorFlow have `message`
     text = re.sub(r"\{\{\w+ [^}]*\}\}", "", text)  # removes TensorFlow's names of nodes
     return " ".join(text.split())[:300] or type(error).__name__
+
+
+def listing(folder: str) -> str:
+    """Returns the first eight names in a folder, for a message; "no files" if it is empty."""
+    return ", ".join(sorted(os.listdir(folder))[:8]) or "no files"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, listing
 from tfwd.runs.settings.command_line import is_utf8
 from tfwd.runs.storage.file_access import read_text
 
@@ -162,9 +162,9 @@ def read_parts(data: ml_collections.ConfigDict) -> Splits:
         if len(files) > 1:
             raise UserError(f"data.path={folder} has {' and '.join(files)}; keep one of them")
         if not files and (name != "valid" or not data.valid_share):
-            names = ", ".join(sorted(os.listdir(folder))[:8]) or "no files"
             raise UserError(
-                f"data.path={folder} has no {name}.tsv, {name}.csv or {name}.jsonl; it has {names}"
+                f"data.path={folder} has no {name}.tsv, {name}.csv or {name}.jsonl; "
+                f"it has {listing(folder)}"
             )
         if files:
             parts[name] = read_examples(files[0], data.text, data.label)

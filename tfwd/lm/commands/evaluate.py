@@ -24,11 +24,11 @@ Evaluates a trained model on a text: perplexity, and bits per character.
     tfwd-evaluate --workdir=runs/quickstart
     tfwd-evaluate --workdir=runs/quickstart --text=letter.txt --json
 
-Without --text, the run's test text is evaluated. Every token counts once. At word level the end of
-a line is a token. The bits per character are the bits of all tokens, divided by the number of
-characters. The characters are counted in the text as the model sees it: words separated by one
-space, and line ends. An unknown word counts as <unk>. Compare results only if "unknown" is 0, or
-between models with the same vocabulary.
+The program evaluates the run's test text, or the text of --text. Every token counts once. At word
+level, each line end is a token. The bits per character are the sum of the bits of all tokens,
+divided by the number of characters. The characters are the characters that the model sees: words,
+one space between two words, and line ends. An unknown word counts as <unk>. Compare results only if
+"unknown" is 0, or if the models have the same vocabulary.
 """
 
 

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfwd.runs.errors import UserError
+from tfwd.runs.errors import UserError, listing
 from tfwd.runs.storage.file_access import read_text
 
 EOS = "<eos>"
@@ -64,9 +64,9 @@ def load_splits(
         if os.path.exists(files[0]):
             train, valid, test = map(read_text, files)
             return Splits(train, valid, test, os.path.basename(os.path.abspath(path)))
-    names = ", ".join(sorted(os.listdir(path))[:8]) or "no files"
     raise UserError(
-        f"data.path={path}: this folder needs train.txt, valid.txt and test.txt; it has {names}"
+        f"data.path={path}: this folder needs train.txt, valid.txt and test.txt; "
+        f"it has {listing(path)}"
     )
 
 

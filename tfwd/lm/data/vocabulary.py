@@ -23,7 +23,7 @@ UNK = "<unk>"
 
 
 class Vocabulary:
-    """Fixed list of tokens, in which a token's id is its position.
+    """Fixed list of tokens. The id of a token is its position in the list.
 
     The id 0 is `<unk>`, which stands for every token that is not in the list. At word level the id
     1 is `<eos>`, the end of a line. At character level no character equals `<unk>`, which has five.
@@ -117,7 +117,8 @@ class Vocabulary:
         ids = [int(i) for i in ids]
         for i in ids:
             if not 0 <= i < len(self.tokens):
-                raise ValueError(f"{i} is not the id of a token; give 0 to {len(self.tokens) - 1}")
+                last = len(self.tokens) - 1
+                raise ValueError(f"no token has the id {i}: give an id from 0 to {last}")
         return [self.tokens[i] for i in ids]
 
     def unknown(self, tokens: Iterable[str]) -> list[str]:

@@ -35,14 +35,13 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     elif first.frame.kind == "gradient" and len(first.frame.source) == 1:
         # This is the gradient that the layer `source` returns to the layer before it.
         name = first.frame.source[0]
-        given = next(
-            (one for one in evidence.of("output") if one.frame.name == first.frame.name), None
-        )
+        given = _output(evidence, first.frame.name)
     else:
         return
-    kind = next((one.frame.layer for one in evidence.of("output") if one.frame.name == name), "")
-    if kind not in NORMALIZING:
+    output = _output(evidence, name)
+    if output is None or output.frame.layer not in NORMALIZING:
         return
+    kind = output.frame.layer
     last = name.rpartition("/")[2]
     layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == last), None)
     epsilon = getattr(layer, "epsilon", None)
@@ -68,6 +67,11 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
         f"{epsilon}.{detail}",
         advice,
     )
+
+
+def _output(evidence: Evidence, name: str) -> Measurement | None:
+    """Returns the measurement of a layer's output; None if the output was not checked."""
+    return next((one for one in evidence.of("output") if one.frame.name == name), None)
 
 
 def domain(evidence: Evidence) -> Iterator[Cause]:

@@ -109,12 +109,11 @@ def required_beside_flattened(
         return required
     name = getattr(layer, "name", "")
     unknown = UnknownFeatures(f"'{name}' combines the outputs with flattened features")
-    flattened = [order for order in orders if is_flattened(order)]
-    combined = [
-        shape == result and not is_flattened(order) and later not in flattened
+    flattened = list(filter(is_flattened, orders))
+    return [
+        unknown if shape == result and order not in flattened and later not in flattened else later
         for later, order, shape in zip(required, orders, shapes, strict=True)
     ]
-    return [unknown if is_so else later for later, is_so in zip(required, combined, strict=True)]
 
 
 def _changed_features(layer: Any) -> UnknownFeatures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -130,13 +130,7 @@ class _Propagation:
             return self._forward(graph, orders)
         if isinstance(layer, keras.layers.TimeDistributed):
             self._in_graphs.add(id(layer))
-            found = self._layer_forward(
-                _unwrapped(layer.layer),
-                [_without_time(order) for order in orders],
-                [shape[1:] for shape in shapes],
-                [shape[1:] for shape in results],
-            )
-            return [_with_time(order) for order in found]
+            return _for_one_time_step(self._layer_forward, layer, orders, shapes, results)
         if isinstance(layer, keras.layers.Layer):
             self._in_graphs.update(map(id, _keras.layers.all_layers(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
@@ -158,20 +152,14 @@ class _Propagation:
         for tensor, order in zip(graph.outputs, outputs, strict=True):
             required.setdefault(id(tensor), []).append(order)
         for operation, arguments, results in reversed(graph.nodes):
-            found = self._layer_backward(
-                _unwrapped(operation),
-                [_common(required.get(id(tensor), [])) for tensor in results],
-                [_shape_of(tensor) for tensor in arguments],
-                [_shape_of(tensor) for tensor in results],
-            )
+            layer = _unwrapped(operation)
+            shapes = [_shape_of(tensor) for tensor in arguments]
+            result_shapes = [_shape_of(tensor) for tensor in results]
+            later = [_common(required.get(id(tensor), [])) for tensor in results]
+            found = self._layer_backward(layer, later, shapes, result_shapes)
             orders = [self._orders.get(id(tensor)) for tensor in arguments]
             if any(map(is_flattened, orders)):
-                found = required_beside_flattened(
-                    _unwrapped(operation),
-                    *(found, orders),
-                    [_shape_of(tensor) for tensor in arguments],
-                    _shape_of(results[0]),
-                )
+                found = required_beside_flattened(layer, found, orders, shapes, result_shapes[0])
             for tensor, order in zip(arguments, found, strict=True):
                 required.setdefault(id(tensor), []).append(order)
         return [_common(required.get(id(tensor), [])) for tensor in graph.inputs]
@@ -192,13 +180,7 @@ class _Propagation:
             results: Shapes of the outputs.
         """
         if isinstance(layer, keras.layers.TimeDistributed):
-            found = self._layer_backward(
-                _unwrapped(layer.layer),
-                [_without_time(order) for order in required],
-                [shape[1:] for shape in shapes],
-                [shape[1:] for shape in results],
-            )
-            return [_with_time(order) for order in found]
+            return _for_one_time_step(self._layer_backward, layer, required, shapes, results)
         graph = _keras.layers.graph(layer)
         if graph is None and required:
             return [
@@ -215,6 +197,30 @@ def _common(orders: list[TensorOrder]) -> TensorOrder:
     return common_order(
         orders, conflict="its outputs become an image, and other layers use them too"
     )
+
+
+def _for_one_time_step(
+    function: Callable[..., list[TensorOrder]],
+    layer: keras.layers.TimeDistributed,
+    orders: list[TensorOrder],
+    shapes: list[Shape],
+    results: list[Shape],
+) -> list[TensorOrder]:
+    """Returns the orders that a function finds for the layer inside a `TimeDistributed`.
+
+    Args:
+        function: `_layer_forward` or `_layer_backward`.
+        layer: The wrapper.
+        orders: Orders that the function takes, with the axis of time.
+        shapes, results: Shapes of the wrapper's inputs and outputs.
+    """
+    found = function(
+        _unwrapped(layer.layer),
+        [_without_time(order) for order in orders],
+        [shape[1:] for shape in shapes],
+        [shape[1:] for shape in results],
+    )
+    return [_with_time(order) for order in found]
 
 
 def _without_time(order: TensorOrder) -> TensorOrder:
