@@ -18,7 +18,7 @@ from tfwd.parametrizations import Parametrization
 
 
 @keras.saving.register_keras_serializable("tfwd")
-class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wrapper):
+class Parametrized(WeightPerturbationMixin, _keras.layer_wrappers.Wraps, keras.layers.Wrapper):
     """A wrapper that runs a layer on functions of its weights, such as dropped or noisy copies.
 
     Formula: a call computes `layer(x; w')`. `w'_i = p_i(w_i)` for each weight `i` that a pattern
@@ -121,7 +121,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         self._exclude = checked_exclude(layer, exclude)
         self._init_perturbation(parametrizations, seed, recompute, share_across_replicas)
         self.draws.wrapper = self.name
-        _keras.layers.adopt_call(self, layer)
+        _keras.layer_wrappers.adopt_call(self, layer)
 
     @property
     def weight_patterns(self) -> list[str] | None:
@@ -138,15 +138,15 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         return self.layer
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        if not self.layer.built and not _keras.layers.has_default_build(self.layer):
-            _keras.layers.build(self.layer, *args, **kwargs)
-        if _keras.layers.has_weights(self.layer):
+        if not self.layer.built and not _keras.layer_building.has_default_build(self.layer):
+            _keras.layer_building.build(self.layer, *args, **kwargs)
+        if _keras.layer_building.has_weights(self.layer):
             self._targeted()
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         if training is not None:
             kwargs["training"] = training
-        function, args, kwargs = _keras.layers.inner_call(self, args, kwargs)
+        function, args, kwargs = _keras.layer_wrappers.inner_call(self, args, kwargs)
         training = kwargs.pop("training", None)
         self._make_weights(args, kwargs, training)
         unperturbed = function
@@ -173,14 +173,14 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         flag = training if isinstance(training, bool) else None
         if flag in self._call_cache.made_for:
             return
-        if not self.layer.built or _keras.layers.awaits_call(self.layer):
-            _keras.layers.build_by_call(self.layer, args, kwargs)
+        if not self.layer.built or _keras.layer_building.awaits_call(self.layer):
+            _keras.layer_building.build_by_call(self.layer, args, kwargs)
         self._call_cache.made_for.add(flag)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         self._make_weights(args, kwargs, kwargs.get("training"))
         self._targeted()
-        if not _keras.layers.accepts_training(self.layer):
+        if not _keras.layer_calls.accepts_training(self.layer):
             kwargs.pop("training", None)
         return self.layer.compute_output_spec(*args, **kwargs)
 
@@ -224,10 +224,10 @@ class Parametrized(WeightPerturbationMixin, _keras.layers.Wraps, keras.layers.Wr
         return None if inner is None else {"layer": inner}
 
     def build_from_config(self, config: dict[str, Any]) -> None:
-        builds = _keras.layers.builds_by_shape(self.layer)
+        builds = _keras.layer_building.builds_by_shape(self.layer)
         if not self.layer.built and builds and config.get("layer"):
-            _keras.layers.build_from_config(self.layer, config["layer"])
-        if _keras.layers.has_weights(self.layer):
+            _keras.layer_building.build_from_config(self.layer, config["layer"])
+        if _keras.layer_building.has_weights(self.layer):
             self._targeted()
             self.built = True
 

@@ -124,7 +124,7 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
             f"{expected} of Keras, without LoRA, quantization or an activity regularizer; the "
             f"layer inside {found} is '{plain.name}' of type {type(plain).__name__}"
         )
-    if not _keras.layers.has_weights(plain):
+    if not _keras.layer_building.has_weights(plain):
         raise ValueError(f"layer {found} has no weights yet: build it or call it first")
     targeted = layer._targeted()
     kernel = _keras.variables.original(plain.kernel)

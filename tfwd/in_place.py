@@ -26,7 +26,7 @@ def parametrize_in_place(
 ) -> Any:
     """Adds parametrizations to the weights of a layer or model, as `tfwd.parametrize` describes."""
     kind = "model" if isinstance(target, keras.Model) else "layer"
-    if not _keras.layers.has_weights(target):
+    if not _keras.layer_building.has_weights(target):
         raise ValueError(
             f"{kind} '{target.name}' has no weights yet, or not all of them: call it on a batch "
             "first, or build it. For a Sequential model, an Input layer is enough"

@@ -255,8 +255,8 @@ class ParametrizedModel(keras.Model):
             exclude,
             name=model.name,
         )
-        _keras.layers.adopt_call(self, model)
-        self.built = _keras.layers.has_weights(model)
+        _keras.layer_wrappers.adopt_call(self, model)
+        self.built = _keras.layer_building.has_weights(model)
 
     def set_weights(self, weights: Any) -> None:
         """Sets the weights. Warns if Mixout has already copied its references."""

@@ -37,7 +37,7 @@ def folded(wrapper: Any, plain: keras.Layer) -> keras.Layer:
         ValueError: If the wrapper has no weights yet; if an inner wrapper of the same weight acts
             in evaluation too; if the layer cannot be copied.
     """
-    if not _keras.layers.has_weights(wrapper.layer):
+    if not _keras.layer_building.has_weights(wrapper.layer):
         raise ValueError(
             f"layer '{wrapper.name}' has no weights to fold yet: build it or call it first"
         )
@@ -63,10 +63,10 @@ def _copied(layer: keras.Layer, name: str) -> Any:
         config = {**config, "config": {**config["config"], "name": name}}
         copy: Any = _keras.copies.deserialize(config)
         if not copy.built:
-            shapes = _keras.layers.build_config(layer)
+            shapes = _keras.layer_building.build_config(layer)
             if shapes is None:
                 raise ValueError("the shape of its inputs is unknown")
-            _keras.layers.build_from_config(copy, shapes)
+            _keras.layer_building.build_from_config(copy, shapes)
         same = [tuple(v.shape) for v in copy.weights] == [tuple(v.shape) for v in layer.weights]
     except Exception as error:
         raise ValueError(

@@ -68,5 +68,5 @@ def looked_up_rows(call: SubstitutedCall, layer: keras.layers.Embedding, ids: An
         variable, training_flag.call_with_bool(call.training, perturbed)
     )
     result = tf.cast(found, layer.compute_dtype)
-    _keras.layers.mark(layer, ids, result)
+    _keras.layer_wrappers.mark(layer, ids, result)
     return result

@@ -73,7 +73,7 @@ def _bound(layer: keras.Layer, name: str, function: Callable[..., Any]) -> Calla
 def _call() -> Callable[..., Any]:
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         hook = hook_of(self) or Hook()
-        function = _keras.layers.own_call(self, hook.replaced.get("call"))
+        function = _keras.layer_calls.own_call(self, hook.replaced.get("call"))
         for link in hook.links:
             function = functools.partial(link, function)
         return function(*args, **kwargs)

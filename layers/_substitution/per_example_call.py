@@ -144,7 +144,7 @@ def call(
     if found is None:
         return otherwise(inputs, *rest, training=training, **given)
     element, seed = found
-    x = tf.cast(_keras.layers.converted(layer, inputs), layer.compute_dtype)
+    x = tf.cast(_keras.layer_wrappers.converted(layer, inputs), layer.compute_dtype)
     letters: Any = _letters(layer, x.shape.rank)
     kernel = _keras.variables.value(layer.kernel)
     outputs = example_masks.product(letters, x, kernel, element.rate, seed)
@@ -153,7 +153,7 @@ def call(
     if layer.activation is not None:
         outputs = layer.activation(outputs)
     if otherwise is layer:
-        _keras.layers.mark(layer, inputs, outputs)
+        _keras.layer_wrappers.mark(layer, inputs, outputs)
     return outputs
 
 
@@ -178,7 +178,7 @@ def _plain(layer: Any) -> Any:
 
 def _elements_of(wrapper: Any, variable: Any) -> list[Any]:
     """Returns the elements of a wrapper's parametrization of a variable."""
-    if not _keras.layers.has_weights(wrapper._subject()):
+    if not _keras.layer_building.has_weights(wrapper._subject()):
         return []
     return [e for t, p in wrapper._targeted() if t.variable is variable for e in p.elements()]
 

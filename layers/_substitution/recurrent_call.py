@@ -128,7 +128,7 @@ def fast_or_plain_call(
     if takes_masks:
         return call(layer, sequences, training=training, **given)
     applied, carried = _keras.recurrent_layers.masks_of_sequences(sequences, given)
-    sequences = _keras.layers.converted(layer, sequences)
+    sequences = _keras.layer_wrappers.converted(layer, sequences)
     outputs = call(layer, sequences, training=training, **{**given, "mask": applied})
     # Attach the masks that the layer would attach: both branches of a `tf.cond` must return the
     # same.

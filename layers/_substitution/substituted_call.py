@@ -131,7 +131,7 @@ class SubstitutedCall:
         self.training = training
         self.variables = list(variables)
         self.wrappers = outer_wrappers()
-        self._state = _keras.layers.CallState()
+        self._state = _keras.layer_calls.CallState()
         self._given = args, kwargs
         self._arguments = packed_arguments.Arguments(args, dict(kwargs))
         if training is False or not targeted:

@@ -77,7 +77,7 @@ class _CallCache:
         self.analyses: dict[Any, CallAnalysis] = {}
 
 
-class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
+class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
     """Mixin for Keras layers that compute with functions of weights.
 
     A layer calls `_init_perturbation` in its constructor and `_perturbed_call` in its call. The
@@ -103,7 +103,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         self.parametrizations = parametrizations
         self._call_cache = _CallCache()
         layer = self._subject()
-        has_weights = _keras.layers.has_weights(layer)
+        has_weights = _keras.layer_building.has_weights(layer)
         weight_selection.check_parametrizations(layer, parametrizations, rates=not has_weights)
         elements = weight_selection.elements(parametrizations)
         self.gains = Gains() if any(p.trains_reference for p in elements) else None
@@ -188,7 +188,9 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
         stochastic = all(p.stochastic for p in weight_selection.elements(self.parametrizations))
         if flag is False and stochastic:
             result = _on_raw_weights(function, args, kwargs, flag)
-            if self._call_cache.targeted_from is None and _keras.layers.has_weights(subject):
+            if self._call_cache.targeted_from is None and _keras.layer_building.has_weights(
+                subject
+            ):
                 self._targeted()  # the call has created the weights: reject a wrong pattern now
             return result
         targeted = [(t, p) for t, p in self._targeted() if not p.is_identity and _acts(p, flag)]
@@ -281,7 +283,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 
     def _check_has_weights(self) -> None:
         layer = self._subject()
-        if not _keras.layers.has_weights(layer):
+        if not _keras.layer_building.has_weights(layer):
             lacking = ", or not all of them: call it" if layer.built else ": build it or call it"
             raise ValueError(f"layer '{layer.name}' has no weights yet{lacking} first")
 
@@ -372,7 +374,7 @@ class WeightPerturbationMixin(_keras.layers.NoAutographLayer):
 def _on_raw_weights(
     function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], training: bool
 ) -> Any:
-    with _keras.layers.CallState().restored(training):
+    with _keras.layer_calls.CallState().restored(training):
         return function(*args, training=training, **kwargs)
 
 
@@ -423,7 +425,9 @@ def owned_parametrizations(
         for inner in _keras.layers.sublayers(layer)
         for pair in owned_parametrizations(inner, variable, ahead, outside)
     ]
-    if isinstance(layer, WeightPerturbationMixin) and _keras.layers.has_weights(layer._subject()):
+    if isinstance(layer, WeightPerturbationMixin) and _keras.layer_building.has_weights(
+        layer._subject()
+    ):
         number = tf.cast(ahead + layer.calls, tf.int64)
         for target, parametrization in layer._targeted():
             if target.variable is variable and not parametrization.is_identity:

@@ -64,7 +64,7 @@ class Connection(PostNormLayer):
         )
 
     def build(self, inputs_shape: Any, context_shape: Any = None) -> None:
-        _keras.layers.build(self.attention, inputs_shape, context_shape or inputs_shape)
+        _keras.layer_building.build(self.attention, inputs_shape, context_shape or inputs_shape)
         self.build_after_attention(inputs_shape)
 
     def call(
@@ -166,8 +166,8 @@ class BiModalEncoder(Composite):
             if not stack.built:
                 built(stack, *shape)
         for one, other in self.looks:
-            _keras.layers.build(one, shapes[0], shapes[1])
-            _keras.layers.build(other, shapes[1], shapes[0])
+            _keras.layer_building.build(one, shapes[0], shapes[1])
+            _keras.layer_building.build(other, shapes[1], shapes[0])
         self.built = True
 
     def call(

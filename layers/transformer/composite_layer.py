@@ -103,7 +103,7 @@ def _flags(layer: keras.layers.Layer, path: str = "") -> dict[str, bool]:
 
 def built(layer: keras.layers.Layer, *shape: int | None) -> None:
     """Builds a sublayer. Call it in `build` of the outer layer."""
-    _keras.layers.build(layer, shape)
+    _keras.layer_building.build(layer, shape)
 
 
 def initializer(value: Any) -> keras.initializers.Initializer:

@@ -93,7 +93,7 @@ class T5Layer(Composite):
         built(self.attention, *hidden)
         if self.is_decoder:
             built(self.context_norm, *hidden)
-            _keras.layers.build(self.context_attention, hidden, hidden)
+            _keras.layer_building.build(self.context_attention, hidden, hidden)
         built(self.norm_layer, *hidden)
         built(self.intermediate, *hidden)
         if self.gate is not None:

@@ -805,7 +805,7 @@ DEFECTS = [
     ),
     Defect(
         "a functional model waits for layers that are not in its graph",
-        "tfwd/_keras3/layers.py",
+        "tfwd/_keras3/layer_building.py",
         "        for inner in _called_layers(layer)",
         "        for inner in sublayers(layer)",
         ("tests/in_place/test_copies.py",),

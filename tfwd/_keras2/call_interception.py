@@ -27,7 +27,8 @@ from keras.src.losses import LossFunctionWrapper
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
-from tfwd._keras2.layers import NoAutographLayer, all_layers
+from tfwd._keras2.layer_wrappers import NoAutographLayer
+from tfwd._keras2.layers import all_layers
 from tfwd._keras2.variables import Substitution, present_scope, tf_variable
 from tfwd._keras_shared import method_replacement, substitution_scopes
 from tfwd._keras_shared.method_replacement import Handler, patched

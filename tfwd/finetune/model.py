@@ -63,12 +63,12 @@ class Classifier(keras.Model):
             dtype=encoder.dtype_policy,
         )
         build_with_zeros(encoder)  # pretrained weights replace most of the initial weights
-        _keras.layers.build(self, (None, None))
+        _keras.layer_building.build(self, (None, None))
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
             return
-        _keras.layers.build(self.head, (None, self.encoder.hidden_size))
+        _keras.layer_building.build(self.head, (None, self.encoder.hidden_size))
         self.built = True
 
     def call(self, ids: tf.Tensor, training: Any = None) -> tf.Tensor:

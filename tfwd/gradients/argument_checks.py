@@ -47,7 +47,7 @@ def _activity_losses_are_means() -> bool:
 def build(model: keras.Model, x: Any) -> None:
     """Builds a model, unless it is built."""
     if not model.built or not all(layer.built for layer in _keras.layers.all_layers(model)):
-        _keras.layers.build_by_call(model, (x,), {})
+        _keras.layer_building.build_by_call(model, (x,), {})
     if not model.trainable_variables:
         raise ValueError(
             f"model '{model.name}' has no trainable weights: pass a model with at least one"

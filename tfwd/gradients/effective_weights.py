@@ -86,7 +86,7 @@ def plain_call(
     unperturbed = vars(owner).get("_unperturbed_call")  # not one from a subclass of `owner`
     if unperturbed is None:
         return None
-    flags = _keras.layers.CallState()
+    flags = _keras.layer_calls.CallState()
 
     def call() -> Any:
         with flags.restored(True):

@@ -151,7 +151,7 @@ class LanguageModel(keras.Model):
             )
         # All shapes are known, so the weights are made now. A checkpoint can then be read before
         # the first call.
-        _keras.layers.build(self, (None, None))
+        _keras.layer_building.build(self, (None, None))
 
     @property
     def lstms(self) -> list[keras.layers.Layer]:
@@ -162,12 +162,12 @@ class LanguageModel(keras.Model):
         """Makes the weights. `input_shape` is ignored, because all shapes are known."""
         if self.built:
             return
-        _keras.layers.build(self.embedding, (None, None))
+        _keras.layer_building.build(self.embedding, (None, None))
         width = self._options["embedding_dim"]
         for layer, units in zip(self.lstms, self.hidden_units, strict=True):
-            _keras.layers.build(layer, (None, None, width))
+            _keras.layer_building.build(layer, (None, None, width))
             width = units
-        _keras.layers.build(self.decoder, (None, None, width))
+        _keras.layer_building.build(self.decoder, (None, None, width))
         self.built = True
 
     def zero_state(self, batch_size: int | tf.Tensor) -> States:

@@ -114,7 +114,7 @@ def _forward(model: Any, training: bool, states: list[Any]) -> Callable[[Any], A
     reference = weakref.ref(model)
     layers = _keras.layers.all_layers(model)
     normalizations = [type(x) for x in layers if isinstance(x, keras.layers.BatchNormalization)]
-    flag = {"training": training} if _keras.layers.accepts_training(model) else {}
+    flag = {"training": training} if _keras.layer_calls.accepts_training(model) else {}
 
     def forward(batch: Any) -> Any:
         frozen: Any = contextlib.nullcontext()

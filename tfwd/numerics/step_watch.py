@@ -162,7 +162,7 @@ class Watch:
         self._calls[path] = self._calls.get(path, 0) + 1
         # A wrapper of tfwd runs its layer in separate functions, and some functions run twice. A
         # recurrent layer runs its cell in a loop. Only eager mode would show the cell.
-        leaf = isinstance(layer, _keras.layers.NoAutographLayer) or _loops(layer)
+        leaf = isinstance(layer, _keras.layer_wrappers.NoAutographLayer) or _loops(layer)
         self._leaf += leaf
         try:
             self._inputs(path, layer, args, kwargs)

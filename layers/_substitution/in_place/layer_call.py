@@ -101,7 +101,7 @@ class Link(WeightPerturbationMixin):
             **kwargs: Keyword arguments of the layer's `call`.
         """
         owner = self.in_place
-        training, names, values = _keras.layers.split_training(self.layer, args, kwargs)
+        training, names, values = _keras.layer_calls.split_training(self.layer, args, kwargs)
         flag = training_flag.standardize(training)
         step = caller_detection.present_step()
         if training is None and step is not None:
@@ -111,7 +111,7 @@ class Link(WeightPerturbationMixin):
         if (
             is_raw
             or (private_graph_apis.is_saving() and acting is not False)
-            or _keras.layers.is_symbolic()
+            or _keras.layer_calls.is_symbolic()
         ):
             return self._passed_on(owner, flag, function, args, kwargs)
         present = running_calls.by_owner().get(owner)
@@ -130,12 +130,12 @@ class Link(WeightPerturbationMixin):
         """Lets the layer create the weights that a call of this kind uses, outside all scopes."""
         key = flag if isinstance(flag, bool) else None
         made_for = self._call_cache.made_for
-        if key not in made_for and _keras.layers.awaits_call(self.layer):
+        if key not in made_for and _keras.layer_building.awaits_call(self.layer):
             made_for.add(key)
             with running_calls.restored(
                 {**running_calls.by_owner(), self.in_place: running_calls.NO_CALL}
             ):
-                _keras.layers.build_by_call(self.layer, args, kwargs)
+                _keras.layer_building.build_by_call(self.layer, args, kwargs)
         made_for.add(key)
 
     def _begun_inside(self, training: bool | tf.Tensor) -> dict[InPlace, running_calls.RunningCall]:
@@ -183,7 +183,7 @@ class Link(WeightPerturbationMixin):
         begun = {} if self.substituted <= present.covered else self._begun_inside(acting)
         own = present._replace(training=acting, covered=covered)
         inner = {**outer, self.in_place: own, **begun}
-        accepts = _keras.layers.accepts_training(layer)
+        accepts = _keras.layer_calls.accepts_training(layer)
 
         def plain(*args: Any, training: Any, **kwargs: Any) -> Any:
             if accepts:
@@ -259,7 +259,7 @@ class _PresentDraws:
 
 def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a layer with the training flag of Keras set for the layers inside it."""
-    with _keras.layers.CallState().restored(True):
+    with _keras.layer_calls.CallState().restored(True):
         return function(*args, **kwargs)
 
 

@@ -152,7 +152,7 @@ class Published(Composite):
         read, layers = read_config(source, overrides), as_layer_numbers(layers)
         layer = cls.from_published_config(source, layers, **overrides)
         if not load_weights:
-            _keras.layers.build(layer, layer.any_input_shape())
+            _keras.layer_building.build(layer, layer.any_input_shape())
             return layer
         if differences := read.differences(layer):
             raise ValueError(differences[0])
@@ -322,7 +322,7 @@ def mapping(
 def build_with_zeros(layer: Published) -> None:
     """Builds a layer whose variables get values later, without random numbers."""
     with _zero_initialized(layer):
-        _keras.layers.build(layer, layer.any_input_shape())
+        _keras.layer_building.build(layer, layer.any_input_shape())
 
 
 @contextlib.contextmanager

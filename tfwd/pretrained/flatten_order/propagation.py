@@ -77,7 +77,7 @@ class _Propagation:
         for layer in layers:
             if not isinstance(layer, keras.layers.Flatten):
                 continue
-            shape = tuple((_keras.layers.called_shape(layer) or ())[1:])
+            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
             if len(shape) < 2 or None in shape:
                 continue
             if not flattened_axes(shape, channels_last(len(shape))):
@@ -244,6 +244,6 @@ def _shape_of(tensor: Any) -> Shape:
 
 def _unwrapped(layer: Any) -> Any:
     """Returns a layer without the wrappers of tfwd."""
-    while isinstance(layer, _keras.layers.Wraps):
+    while isinstance(layer, _keras.layer_wrappers.Wraps):
         layer = layer.layer
     return layer

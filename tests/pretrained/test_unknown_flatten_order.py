@@ -1,0 +1,190 @@
+"""Flattened images whose order the model does not show: errors, and the order by the mapping."""
+
+import keras
+import numpy as np
+import pytest
+from flattened_images import (
+    KERNEL,
+    LINEAR,
+    RNG,
+    X,
+    convolution,
+    convolved,
+    head,
+    linear,
+    saved,
+    sequential,
+)
+
+from tfwd.pretrained import Key, PlanError, load
+
+layers = keras.layers
+
+
+class Subclassed(keras.Model):
+    """A model without a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.flatten, self.f = convolution(), layers.Flatten(), head()
+
+    def call(self, x):
+        return self.f(self.flatten(self.c(x)))
+
+
+class Block(layers.Layer):
+    """A custom layer of a functional model, with a convolution."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.c = convolution()
+
+    def build(self, input_shape):
+        self.c.build(input_shape)
+        self.built = True
+
+    def call(self, x):
+        return self.c(x)
+
+
+def with_block():
+    return sequential(keras.Input((5, 4, 3)), Block(), layers.Flatten(), head())
+
+
+def joined():
+    inputs = keras.Input((5, 4, 3))
+    image = convolution()(inputs)
+    rows = [layers.Flatten()(layers.Cropping2D(((2 * i, 2 - 2 * i), 0))(image)) for i in range(2)]
+    return keras.Model(inputs, head()(layers.Concatenate()(rows)))
+
+
+def columns():
+    """Returns a model that reads an image column by column, as for text in images."""
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution()),
+        *(layers.Reshape((4, 12), name="r"), head()),
+    )
+
+
+def tokens():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Reshape((12, 4), name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
+def mean_column():
+    def mean(image):
+        return image[:, 0] / 2 + image[:, 1] / 2
+
+    return sequential(
+        *(
+            keras.Input((5, 4, 3)),
+            convolution(),
+            layers.Lambda(mean, name="r", output_shape=(3, 4)),
+        ),
+        *(layers.Flatten(), head()),
+    )
+
+
+def rows_and_columns():
+    """Returns a model that exchanges the rows and columns of an image, as PyTorch's may do."""
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Permute((2, 1, 3), name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
+def permuted_sequence():
+    inputs = keras.Input((5, 4, 3))
+    steps = layers.Reshape((48, 1))(layers.Flatten()(convolution()(inputs)))
+    steps = layers.SimpleRNN(1, return_sequences=True, use_bias=False, name="s")(steps)
+    steps = layers.Permute((2, 1), name="r")(layers.Concatenate()([steps, steps]))
+    return keras.Model(inputs, head()(layers.Flatten()(steps)))
+
+
+class Backbone(Block):
+    """A custom layer that flattens an image."""
+
+    def call(self, x):
+        image = self.c(x)
+        return layers.Flatten()(image)
+
+
+def with_backbone():
+    return sequential(keras.Input((5, 4, 3)), Backbone(name="r"), head())
+
+
+def on_channels():
+    return sequential(
+        *(keras.Input((5, 4, 3)), convolution(), layers.Dense(4, name="r")),
+        *(layers.Flatten(), head()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (mean_column, "'r' changes the axes of an image of (4, 3, 4)"),
+        (with_backbone, "'r' has convolutions inside, and may flatten an image"),
+        (on_channels, "'r' is on the channels of an image of (4, 3, 4)"),
+        (columns, "'r' is a reshape between an image of (4, 3, 4) and (4, 12)"),
+        (tokens, "'r' is a reshape between an image of (4, 3, 4) and (12, 4)"),
+        (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
+        (joined, "joins flattened features with others"),
+        (with_block, "has convolutions inside, and may return an image"),
+        (rows_and_columns, "does not show whether PyTorch's model permutes like 'r'"),
+        (permuted_sequence, "does not show whether PyTorch's model permutes like 'r'"),
+    ],
+)
+def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
+    model = make()
+    model(X)
+    saved(tmp_path, KERNEL, LINEAR)
+    mapping = {"c": "c", "f": "f", **({"r": "r"} if make is on_channels else {})}
+    with pytest.raises(PlanError) as caught:
+        load(model, tmp_path, mapping=mapping)
+    assert "'f/kernel'" in str(caught.value)
+    assert message in str(caught.value)
+    assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)
+    assert "'f/bias'" not in str(caught.value)
+
+
+def test_the_mapping_says_the_order(tmp_path):
+    model = Subclassed()
+    model(X)
+    saved(tmp_path, KERNEL, LINEAR)
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 4, 3))})
+    image = convolved(X)
+    np.testing.assert_allclose(model(X), linear(image.reshape(2, -1)), rtol=1e-4, atol=1e-4)
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=())})
+    rows = np.moveaxis(image, 1, -1).reshape(2, -1)
+    np.testing.assert_allclose(model(X), linear(rows), rtol=1e-4, atol=1e-4)
+    with pytest.raises(PlanError, match="has 24 entries: give the shape in PyTorch"):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
+
+
+def test_the_mapping_says_the_order_in_a_row_of_an_image(tmp_path):
+    weight = RNG.normal(size=(6, 12))
+    saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": LINEAR["f.bias"]})
+    model = columns()
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 3))})
+    rows = convolved(X).transpose(0, 2, 1, 3).reshape(2, 4, 12)
+    expected = rows @ weight.T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shared_layer_on_two_orders(tmp_path):
+    inputs, other = keras.Input((5, 4, 3)), keras.Input((48,))
+    dense = head()
+    flat = layers.Flatten()(convolution()(inputs))
+    model = keras.Model([inputs, other], [dense(flat), dense(other)])
+    with pytest.raises(PlanError, match="calls the layer on features in several orders"):
+        load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f"})
+
+
+def test_a_normalization_over_several_axes_has_no_known_layout(tmp_path):
+    model = sequential(keras.Input((4, 4, 4)), layers.LayerNormalization(axis=[1, 2, 3], name="n"))
+    weights = {"n.weight": RNG.normal(size=(4, 4, 4)), "n.bias": RNG.normal(size=(4, 4, 4))}
+    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and tfwd does"):
+        load(model, saved(tmp_path, weights), mapping={"n": "n"})
