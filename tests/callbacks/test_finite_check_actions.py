@@ -75,7 +75,6 @@ def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
     assert np.isfinite(history["loss"]).all()
 
 
-@extended
 def test_two_replicas_leave_a_step_out_together():
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()

@@ -127,7 +127,11 @@ PLACES = {
     0: ["step 17", "evaluation 2", "save 3", "write 3", "sync 10"],
     1: ["step 17", "evaluation 2", "save 3"],
 }
-QUICK = [(signal.SIGKILL, 0, "step 17"), (signal.SIGTERM, 1, "evaluation 2")]
+QUICK = [
+    (signal.SIGKILL, 0, "step 17"),
+    (signal.SIGTERM, 1, "step 17"),  # saves in the middle of an epoch
+    (signal.SIGTERM, 1, "evaluation 2"),
+]
 FAULTS = [
     pytest.param(
         number,
