@@ -115,7 +115,8 @@ def added_parametrizations(model: keras.Layer) -> list[InPlace]:
         model: Model or layer.
 
     Returns:
-        A list, in the order of application. It is empty if the model has no such parametrization.
+        A list, in the order in which they were added. They act in this order. The list is empty if
+        the model has no such parametrization.
 
     Example:
         >>> import keras, tensorflow as tf, tfwd
@@ -128,4 +129,4 @@ def added_parametrizations(model: keras.Layer) -> list[InPlace]:
         >>> added.calls, list(added.effective_weights(0))
         (1, ['kernel'])
     """
-    return installation.inside(model)
+    return sorted(installation.inside(model), key=lambda one: one.addition_number)

@@ -129,6 +129,13 @@ def add(layer: keras.Layer, link: Link, unquantizable: str = "") -> None:
     hook.links.append(link)
 
 
+def replace(layer: keras.Layer, link: Link, other: Link) -> None:
+    """Puts another link at the position of a link."""
+    hook = hook_of(layer)
+    assert hook is not None
+    hook.links[hook.links.index(link)] = other
+
+
 def _replace(layer: keras.Layer, hook: Hook, name: str, function: Callable[..., Any]) -> None:
     hook.replaced[name] = vars(layer).get(name)
     object.__setattr__(layer, name, _bound(layer, name, function))

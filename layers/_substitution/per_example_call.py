@@ -18,7 +18,7 @@ from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._random import example_masks
 from tfwd.layers._substitution import pure_layers, weight_selection
-from tfwd.layers._substitution.substituted_call import outer_wrappers
+from tfwd.layers._substitution.substituted_call import present_chain
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import chain
 
@@ -159,9 +159,7 @@ def call(
 
 def _present_mask(layer: Any) -> tuple[Any, tf.Tensor] | None:
     """Returns the element with masks for examples that acts in the running call, and its seed."""
-    key = id(_keras.variables.original(layer.kernel))
-    wrappers = reversed(outer_wrappers())
-    return chain.per_example([w.bound[key] for w in wrappers if key in w.bound])[1]
+    return chain.per_example(present_chain(_keras.variables.original(layer.kernel)))[1]
 
 
 def _is_wrapper(layer: Any) -> bool:

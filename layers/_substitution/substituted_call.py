@@ -3,9 +3,10 @@
 The call is a function of tensors and seeds. So `tfwd._graph.recompute` can run it a second time in
 backward, and `tf.cond` can run it in a branch.
 
-Nested wrappers form one chain that begins with the inner wrapper. During its call an outer wrapper
-lists its parametrizations by weight (an `OuterWrapper`). An inner wrapper on the same weight starts
-from the raw value, and applies the outer parametrizations after its own.
+Nested wrappers form one chain that begins with the inner wrapper. Parametrizations in place act in
+the order in which they were added (`chain.in_order`). During its call an outer wrapper lists its
+parametrizations by weight (an `OuterWrapper`). An inner wrapper on the same weight starts from the
+raw value, and applies the whole chain.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ class OuterWrapper(NamedTuple):
         bound: Parametrizations of the weights, with their seeds.
         taken: Variables whose raw value an inner wrapper has read.
         references: Values of the references, of this wrapper and of inner wrappers.
+        addition_number: Number of the parametrization in place. None for a wrapper.
     """
 
     raw: dict[int, tf.Tensor]
     bound: dict[int, BoundParametrization]
     taken: dict[int, keras.Variable]
     references: dict[int, tf.Tensor]
+    addition_number: int | None
 
 
 def _references_of(wrapper: OuterWrapper, key: int) -> list[int]:
@@ -59,6 +62,13 @@ _local = threading.local()
 def outer_wrappers() -> list[OuterWrapper]:
     """Returns the wrappers around the running call. The outermost wrapper comes first."""
     return getattr(_local, "wrappers", [])
+
+
+def present_chain(variable: keras.Variable) -> list[BoundParametrization]:
+    """Returns the parametrizations of a variable that act in the running call, in order."""
+    key = id(variable)
+    wrappers = reversed(outer_wrappers())
+    return chain.in_order([(w.addition_number, w.bound[key]) for w in wrappers if key in w.bound])
 
 
 @contextlib.contextmanager
@@ -110,6 +120,7 @@ class SubstitutedCall:
         training: bool | tf.Tensor,
         references: References | None = None,
         held: Sequence[tf.Variable] = (),
+        addition_number: int | None = None,
     ) -> None:
         """Prepares `function(*args, training=training, **kwargs)` on effective weights.
 
@@ -124,11 +135,13 @@ class SubstitutedCall:
             training: Training flag.
             references: References of the parametrized weights. Default None, if no weight has one.
             held: All references of the layer and of wrappers inside it. Default none.
+            addition_number: Number of the parametrization in place. Default None, for a wrapper.
         """
         self.name = name
         self._own = [references.of(t, p) if references else [] for t, p in targeted]
         self.function = function
         self.training = training
+        self.addition_number = addition_number
         self.variables = list(variables)
         self.wrappers = outer_wrappers()
         self._state = _keras.layer_calls.CallState()
@@ -265,7 +278,7 @@ class SubstitutedCall:
     def chains(
         self, training: bool, seeds: list, references: dict[int, tf.Tensor] | None = None
     ) -> list[list[BoundParametrization]]:
-        """Returns each weight's parametrizations, from this wrapper to the outermost wrapper.
+        """Returns the parametrizations of each weight, of this wrapper and of those around it.
 
         Args:
             training: Training flag.
@@ -279,11 +292,16 @@ class SubstitutedCall:
         for (target, _), own in zip(self.targeted, bound, strict=True):
             key = id(target.variable)
             around = [
-                w.bound[key]._replace(references=[references[i] for i in _references_of(w, key)])
+                (
+                    w.addition_number,
+                    w.bound[key]._replace(
+                        references=[references[i] for i in _references_of(w, key)]
+                    ),
+                )
                 for w in reversed(self.wrappers)
                 if key in w.bound
             ]
-            chains.append([own, *around])
+            chains.append(chain.in_order([(self.addition_number, own), *around]))
         return chains
 
     def _bound(
@@ -334,7 +352,7 @@ class SubstitutedCall:
     ) -> stateless_call.Result:
         links = zip(self.targeted, self._bound(training, seeds, references), strict=True)
         bound = {id(target.variable): link for (target, _), link in links}
-        wrapper = OuterWrapper(raw, bound, {}, references)
+        wrapper = OuterWrapper(raw, bound, {}, references, self.addition_number)
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
         with _within([*self.wrappers, wrapper]), self._state.restored(training):
             result = stateless_call.call(

@@ -88,6 +88,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
     seed: int | None
     recompute: bool
     _exclude: tuple[str, ...] = ()  # patterns of weights that are not selected
+    addition_number: int | None = None  # of a parametrization in place
 
     def _init_perturbation(
         self,
@@ -219,6 +220,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
             flag,
             self.references,
             self._begun_references(flag),
+            self.addition_number,
         )
         if looks_up:
             return embedding_lookup.looked_up_rows(call, subject, ids)
@@ -441,4 +443,5 @@ def owned_parametrizations(
         for link in links
         for bound in link.in_place.bound_ahead(variable, ahead)
     ]
-    return list({id(owner): (owner, bound) for owner, bound in found}.values())
+    distinct = {id(owner): (owner, bound) for owner, bound in found}.values()
+    return chain.in_order([(owner.addition_number, (owner, bound)) for owner, bound in distinct])

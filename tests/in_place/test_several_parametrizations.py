@@ -72,7 +72,7 @@ def test_one_layer_of_two_with_equal_code(graph: bool) -> None:
     tfwd.parametrize(model.layers[2], {"kernel": P.Dropout(0.5)}, seed=1, in_place=True)
     tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=2, in_place=True)
     run: Any = RUNS["graph" if graph else "eager"]
-    outer = tfwd.added_parametrizations(model)[0]
+    outer = tfwd.added_parametrizations(model)[1]
     values = [np.asarray(v) for v in outer.effective_weights(0).values()]
     weights = plain.get_weights()
     plain.set_weights([values[0], weights[1], values[1], weights[3]])
@@ -197,7 +197,7 @@ def test_layers_of_tfwd(outer: bool) -> None:
 
 @pytest.mark.parametrize("order", ["inner first", "outer first"])
 def test_a_layer_in_a_wrapper_of_keras(order: str) -> None:
-    """The outer layer's parametrization comes last, in whichever order they were added."""
+    """Compares with the weights that the last parametrization announces."""
 
     def make() -> Any:
         return functional(lambda x: keras.layers.TimeDistributed(DENSE(3))(x), (3, 6))
@@ -207,7 +207,8 @@ def test_a_layer_in_a_wrapper_of_keras(order: str) -> None:
     for target in targets:
         part = P.Dropout(0.5) if target is model else P.WeightNorm()
         tfwd.parametrize(target, {".*kernel": part}, seed=1, in_place=True)
-    last = next(o for o in tfwd.added_parametrizations(model) if o.target is model)
+    last = tfwd.added_parametrizations(model)[-1]
+    assert last.target is targets[-1]
     (kernel,) = last.effective_weights(0).values()
     plain.set_weights([np.asarray(kernel), plain.get_weights()[1]])
     np.testing.assert_allclose(model(S, training=True), plain(S), rtol=1e-4, atol=1e-5)
@@ -266,6 +267,51 @@ def test_a_chain_of_a_layer_inside_and_the_layer_around_it(inner_first: bool) ->
     np.testing.assert_array_equal(model(x, x, training=True), expected)
 
 
+class Scaled(keras.layers.Layer):
+    """A layer with a weight of its own and a layer inside."""
+
+    def __init__(self, reads_kernel: bool) -> None:
+        super().__init__()
+        self.reads_kernel = reads_kernel
+        self.dense = DENSE(6, use_bias=False)
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        kernel = tf.convert_to_tensor(self.dense.kernel) if self.reads_kernel else None
+        product = self.dense(inputs) if kernel is None else inputs @ kernel
+        return product + 0.0 * tf.convert_to_tensor(self.scale)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("all_weights", [False, True])
+@pytest.mark.parametrize("noise_first", [False, True])
+@pytest.mark.parametrize("kind", ["calls", "reads", "wrapper of Keras"])
+def test_the_order_of_the_calls_counts(
+    kind: str, noise_first: bool, all_weights: bool, graph: bool
+) -> None:
+    """Dropped entries are exactly 0 only if the noise comes first. The model has the dropout."""
+    inner: Any = keras.layers.TimeDistributed(DENSE(6, use_bias=False))
+    inner = inner if kind == "wrapper of Keras" else Scaled(kind == "reads")
+    x = tf.eye(6)[None]
+    model = made(lambda: keras.Sequential([keras.Input((6, 6)), inner]), x)
+    calls = [
+        (inner, {".*" if all_weights else ".*kernel": P.GaussianNoise(0.25)}),
+        (model, {".*kernel": P.Dropout(0.5)}),
+    ]
+    for target, parts in calls if noise_first else calls[::-1]:
+        tfwd.parametrize(target, parts, seed=3, in_place=True)
+    last = tfwd.added_parametrizations(model)[-1]
+    (kernel,) = [v for k, v in last.effective_weights(0).items() if k.endswith("kernel")]
+    call = tf.function(model) if graph else model
+    used = np.asarray(call(x, training=True))[0]
+    assert 5 < np.sum(used == 0) < 31 if noise_first else np.all(used != 0)
+    np.testing.assert_allclose(used, kernel, rtol=1e-5, atol=1e-6)
+
+
 def test_a_layer_in_a_wrapper_of_keras_draws_once_in_a_call() -> None:
     """The kernel that is used is read off from the outputs for unit vectors."""
     model = keras.layers.TimeDistributed(DENSE(3, use_bias=False))
@@ -274,7 +320,7 @@ def test_a_layer_in_a_wrapper_of_keras_draws_once_in_a_call() -> None:
     tfwd.parametrize(model.layer, {"kernel": P.GaussianNoise(0.3)}, seed=1, in_place=True)
     tfwd.parametrize(model, {".*kernel": P.Dropout(0.5)}, seed=0, in_place=True)
     for call in range(2):
-        outer, inner = tfwd.added_parametrizations(model)
+        inner, outer = tfwd.added_parametrizations(model)
         (expected,) = outer.effective_weights(call).values()
         used = model(tf.eye(3)[None], training=True)[0]
         np.testing.assert_allclose(used, expected, rtol=1e-5, atol=1e-6)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
@@ -91,6 +92,29 @@ class BoundParametrization(NamedTuple):
     seed: tf.Tensor | None
     training: bool = True
     references: Sequence[tf.Tensor] = ()
+
+
+_Link = TypeVar("_Link")
+
+
+def in_order(links: Sequence[tuple[int | None, _Link]]) -> list[_Link]:
+    """Returns the links of a chain in the order in which they act.
+
+    Args:
+        links: Pairs of a number and a link, from the innermost layer to the outermost layer. The
+            number of a parametrization in place counts the calls of `tfwd.parametrize`. A
+            parametrization of a wrapper has None. It acts after all links inside the wrapper, and
+            before all links around the wrapper.
+    """
+    runs = itertools.groupby(links, key=lambda pair: pair[0] is None)
+    sorted_runs = (
+        pairs if is_wrapper else sorted(pairs, key=_number) for is_wrapper, pairs in runs
+    )
+    return [link for pairs in sorted_runs for _, link in pairs]
+
+
+def _number(pair: tuple[int | None, Any]) -> int:
+    return -1 if pair[0] is None else pair[0]
 
 
 def apply(

@@ -9,7 +9,11 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers._substitution import method_hooks, weight_patterns
-from tfwd.layers._substitution.in_place.layer_call import distinct_layers, links_of
+from tfwd.layers._substitution.in_place.layer_call import (
+    distinct_layers,
+    links_of,
+    links_that_share,
+)
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.weight_perturbation_mixin import owned_parametrizations
 from tfwd.parametrizations import chain
@@ -30,6 +34,10 @@ def add(owner: InPlace) -> None:
             method_hooks.add(
                 link.layer, link, weight_patterns.QUANTIZED if link.is_effective else ""
             )
+            for other, larger in links_that_share(link):
+                method_hooks.replace(link.layer, other, larger)
+                held_by = other.in_place
+                held_by.links = [larger if x is other else x for x in held_by.links]
         _track(owner.target, held)
     except BaseException:  # such as Ctrl-C
         remove(owner)

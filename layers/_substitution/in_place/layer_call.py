@@ -31,6 +31,9 @@ class Link(WeightPerturbationMixin):
         owner: The `InPlace`.
         layer: Hooked layer.
         targeted: Weights that the layer substitutes. Empty for a container.
+
+    Attributes:
+        targeted_here: Weights that the layer substitutes.
     """
 
     def __init__(self, owner: InPlace, layer: keras.Layer, targeted: TargetedWeights) -> None:
@@ -39,9 +42,10 @@ class Link(WeightPerturbationMixin):
         self.name = layer.name
         self.parametrizations = {target.path: p for target, p in targeted}
         self.references = owner.references
+        self.addition_number = owner.addition_number
         self.draws: Any = _PresentDraws(owner)
         self._call_cache = _CallCache()
-        self._own = targeted
+        self.targeted_here = targeted
         self.substituted = frozenset(id(target.variable) for target, _ in targeted)
         if targeted:
             names = {id(target.variable): target.name for target, _ in targeted}
@@ -51,7 +55,7 @@ class Link(WeightPerturbationMixin):
     @property
     def is_effective(self) -> bool:
         """True if the layer runs on effective weights. False for a container."""
-        return bool(self._own)
+        return bool(self.targeted_here)
 
     @property
     def calls(self) -> int | tf.Tensor:
@@ -63,7 +67,7 @@ class Link(WeightPerturbationMixin):
         self, call: int | tf.Tensor, examples: int | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns the weights that this layer substitutes in a training call."""
-        return self.in_place.effective_of(self._own, call, examples)
+        return self.in_place.effective_of(self.targeted_here, call, examples)
 
     def _all_parametrizations(self) -> list[Parametrizations]:
         others = [{t.path: p for t, p in one.targeted} for one in around(self.layer)]
@@ -85,11 +89,11 @@ class Link(WeightPerturbationMixin):
 
     def _targeted(self) -> TargetedWeights:
         self._call_cache.targeted_from = ()
-        return self._own
+        return self.targeted_here
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         held = super()._begun_references(training)
-        own = [v for pair in self._own for v in self.in_place.references_of(*pair)]
+        own = [v for pair in self.targeted_here for v in self.in_place.references_of(*pair)]
         return [*held, *own]
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -223,9 +227,7 @@ class Link(WeightPerturbationMixin):
 
         Each link of the layer computes its own weights in the call.
         """
-        hook = method_hooks.hook_of(self.layer)
-        links = [] if hook is None else hook.links
-        own = self.substituted.union(*(link.substituted for link in links))
+        own = self.substituted.union(*(link.substituted for link in _links(self.layer)))
         return {one: now._replace(covered=now.covered | own) for one, now in calls.items()}
 
 
@@ -233,27 +235,27 @@ class _PresentDraws:
     """The draws of the running call, in place of a layer's own `SeedStream`."""
 
     def __init__(self, owner: InPlace) -> None:
-        self._owner = owner
+        self.targeted_hereer = owner
 
     @property
     def state(self) -> keras.Variable:
-        return self._owner.draws.state
+        return self.targeted_hereer.draws.state
 
     @property
     def calls(self) -> int | tf.Tensor:
-        return self._owner.calls
+        return self.targeted_hereer.calls
 
     @property
     def share_across_replicas(self) -> bool:
-        return self._owner.draws.share_across_replicas
+        return self.targeted_hereer.draws.share_across_replicas
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
         """Returns the number of the running call. The outermost layer has counted the call."""
-        return running_calls.by_owner()[self._owner].state
+        return running_calls.by_owner()[self.targeted_hereer].state
 
     def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
         """Returns the seeds of the weights at some positions."""
-        present = running_calls.by_owner()[self._owner].seeds
+        present = running_calls.by_owner()[self.targeted_hereer].seeds
         return [present[position] for position in positions]
 
 
@@ -265,8 +267,12 @@ def _in_training(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def around(layer: keras.Layer) -> list[InPlace]:
     """Returns the parametrizations that hook a layer."""
+    return [link.in_place for link in _links(layer)]
+
+
+def _links(layer: keras.Layer) -> list[Link]:
     hook = method_hooks.hook_of(layer)
-    return [] if hook is None else [link.in_place for link in hook.links]
+    return [] if hook is None else hook.links
 
 
 def links_of(owner: InPlace) -> list[Link]:
@@ -286,7 +292,41 @@ def _substituted(owner: InPlace, layer: keras.Layer) -> TargetedWeights | None:
     own = {id(v) for v in _keras.layers.held_weights(layer)}
     if isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper)):
         return inside
-    return inside if any(id(t.variable) in own for t, _ in inside) else []
+    if any(id(t.variable) in own for t, _ in inside):
+        return inside
+    return _shared(owner, layer, frozenset().union(*(x.substituted for x in _links(layer))))
+
+
+def _shared(owner: InPlace, layer: keras.Layer, substituted: frozenset[int]) -> TargetedWeights:
+    """Returns the weights that a layer must substitute because another link substitutes them.
+
+    The layer may read a weight of a layer inside it. The value must have all parametrizations.
+    """
+    return [
+        owner.by_id[id(v)]
+        for v in layer.weights
+        if id(v) in owner.by_id and id(v) in substituted and not _is_per_example(owner, v)
+    ]
+
+
+def _is_per_example(owner: InPlace, variable: keras.Variable) -> bool:
+    _, parametrization = owner.by_id[id(variable)]
+    return any(element.per_example for element in parametrization.elements())
+
+
+def links_that_share(link: Link) -> list[tuple[Link, Link]]:
+    """Returns the links of a layer that must substitute more weights because of a new link.
+
+    Returns:
+        Pairs of such a link and the link that replaces it.
+    """
+    found = []
+    for other in _links(link.layer):
+        shared = _shared(other.in_place, link.layer, link.substituted - other.substituted)
+        if other is not link and shared:
+            targeted = [*other.targeted_here, *shared]
+            found.append((other, Link(other.in_place, link.layer, targeted)))
+    return found
 
 
 def distinct_layers(layer: keras.Layer) -> list[keras.Layer]:

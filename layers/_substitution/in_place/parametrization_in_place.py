@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
 
+_numbers = itertools.count()
+
 
 class InPlace:
     """Parametrizations of the weights of one layer or model, which stays the same object.
@@ -34,6 +37,7 @@ class InPlace:
 
     Attributes:
         calls: Number of training calls so far.
+        addition_number: Number of this parametrization, in the order in which they were added.
         links: Its links in the hooks of layers. `installation` sets them.
     """
 
@@ -47,6 +51,7 @@ class InPlace:
         share_across_replicas: bool = False,
     ) -> None:
         self.target = target
+        self.addition_number = next(_numbers)
         self.targeted = targeted
         self.patterns = patterns
         self.seed = checked_seed(seed)
@@ -126,8 +131,11 @@ class InPlace:
             raw = _keras.variables.value(variable)
 
         def computed(training: bool) -> tf.Tensor:
-            bound = [one.bound(present, t, p, training) for one, present, t, p in chains]
-            return chain.apply(raw, bound)
+            bound = [
+                (one.addition_number, one.bound(present, t, p, training))
+                for one, present, t, p in chains
+            ]
+            return chain.apply(raw, chain.in_order(bound))
 
         value = training_flag.call_with_bool(chains[0][1].training, computed)
         stored.append((here, value))
