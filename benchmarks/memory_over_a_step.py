@@ -4,8 +4,8 @@
 
 The model has twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way runs in a
 separate process (see common/peak_memory.py). A thread reads the resident set every millisecond.
-step_memory.py compares the peaks. This script shows when the peaks occur: the stored weights add up
-layer by layer in forward.
+step_memory_dense.py compares the peaks. This script shows when the peaks occur: the stored weights
+add up layer by layer in forward.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time of a training step with weight dropout, divided by the naive step, for each kind of layer.
+"""Time of a step with weight dropout, over the naive step, for each kind of layer other than Dense.
 
-    python benchmarks/step_time_layers.py [--kinds conv gru ...]
+    python benchmarks/step_time_other_layers.py [--kinds conv gru ...]
 
-The script does the same as step_time.py, for the layers of step_memory_layers.py. A layer without a
-rule runs again in backward, so its time has no goal.
+The script does the same as step_time_dense.py, for the layers of step_memory_other_layers.py. A
+layer without a rule runs again in backward, so its time has no goal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
                 at_most=LIMITS[kind],
             )
         )
-    measure.report("step_time_layers", rows)
+    measure.report("step_time_other_layers", rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Time of a training step with weight dropout or noise, divided by the time of a naive step.
+"""Time of a step of Dense layers with weight dropout or noise, divided by the time of a naive step.
 
-    python benchmarks/step_time.py
+    python benchmarks/step_time_dense.py
 
-The step is the step of step_memory.py: twelve Dense layers of 3072 x 3072 with relu. The naive step
-applies TensorFlow's `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` to the
-weight in a custom layer. It stores the masks and the effective weights for backward.
+The step is the step of step_memory_dense.py: twelve Dense layers of 3072 x 3072 with relu. The
+naive step applies TensorFlow's `tf.nn.experimental.stateless_dropout` or
+`tf.random.stateless_normal` to the weight in a custom layer. It stores the masks and the effective
+weights for backward.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> None:
             )
         )
     over_bare = {way: ratio(times, found["bare"])._asdict() for way, times in found.items()}
-    measure.report("step_time", rows, milliseconds=medians, over_bare=over_bare)
+    measure.report("step_time_dense", rows, milliseconds=medians, over_bare=over_bare)
 
 
 if __name__ == "__main__":

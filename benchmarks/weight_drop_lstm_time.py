@@ -1,6 +1,6 @@
 """Time of an LSTM with weight dropout, forward and backward: tfwd, Keras and PyTorch.
 
-    python benchmarks/lstm.py
+    python benchmarks/weight_drop_lstm_time.py
 
 Each side computes the output and the gradients of the input and of all weights. tfwd and PyTorch
 draw a mask for the recurrent kernel in every run. Keras's LSTM cannot draw it, so its kernel is
@@ -167,7 +167,7 @@ def main() -> None:
                 (least, "with gates that cost nothing", [PRODUCTS, OPERATIONS, CALL]),
             )
         ]
-    measure.report("lstm", rows)
+    measure.report("weight_drop_lstm_time", rows)
 
 
 if __name__ == "__main__":
