@@ -100,7 +100,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     """Returns all sides on the same input."""
     import keras
     import numpy as np
-    from common import matrix_products_of_a_step
+    from common import matrix_products_alone
 
     from tfwd import layers
 
@@ -113,7 +113,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     sides = {
         "tfwd": by_tensorflow(own, x, upstream, dropped=False),
         KERAS: by_tensorflow(plain, x, upstream, dropped=True),
-        PRODUCTS: matrix_products_of_a_step.run([matrix_products_of_a_step.Lstm(*SIZES[size])]),
+        PRODUCTS: matrix_products_alone.run([matrix_products_alone.Lstm(*SIZES[size])]),
     }
     for name, steps in {OPERATIONS: time, CALL: 1}.items():
         tiny = layers.WeightDropLSTM(8, weight_dropout=RATE, return_sequences=True, seed=1)

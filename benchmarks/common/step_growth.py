@@ -1,4 +1,4 @@
-"""Sizes that are doubled, and tables and plots of the growth of a cost with the size."""
+"""Growth of the cost of a training step with a doubled size: sizes, steps, rows and plots."""
 
 from __future__ import annotations
 
