@@ -4,7 +4,8 @@
 - `plain_step`: the same step without checks.
 - `tracked`, `not_finite`, `variables_in`: variables of a model and other objects.
 
-`checked_step` compiles the step and applies or undoes it. `replica_step` checks it on one replica.
+`checked_step.py` compiles the step and applies or undoes it. `replica_step.py` checks it on one
+replica.
 """
 
 from tfwd.numerics.checked_step.checked_step import CheckedStep, Outcome, plain_step
