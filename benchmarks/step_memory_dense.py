@@ -25,7 +25,7 @@ def main() -> None:
     tf_ways = ["bare", *OURS, "fit", *(f"naive {way}" for way in OURS), "recompute_grad dropout"]
     torch_ways = {f"PyTorch {way}": (way,) for way in ("bare", *OURS, "checkpoint dropout")}
     found = peak_memory.in_children(
-        memory_above_plain_step.workload_step, {way: (KIND, way) for way in tf_ways}, steps=steps
+        memory_above_plain_step.layer_stack_step, {way: (KIND, way) for way in tf_ways}, steps=steps
     )
     found |= peak_memory.in_children(memory_above_plain_step.torch_step, torch_ways, steps=1)
     share = {

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from common import measure, peak_memory, plots, step_growth
+from common import growth_plots, measure, peak_memory, step_growth
 
 
 def sweep(axis: str, way: str) -> Callable[[], list[float]]:
@@ -40,7 +40,7 @@ def sweep(axis: str, way: str) -> Callable[[], list[float]]:
 def main() -> None:
     """Measures, draws, and reports a row for each axis."""
     options = measure.parser(__doc__)
-    options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
+    options.add_argument("--plots", default=str(growth_plots.FOLDER), help="folder for the plots")
     folder = options.parse_args().plots
     has_torch = measure.module("torch", "PyTorch") is not None
     configurations = {

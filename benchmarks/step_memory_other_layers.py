@@ -38,9 +38,9 @@ def main() -> None:
     chosen = options.parse_args()
     configurations = {f"{kind}: {way}": (kind, way) for kind in chosen.kinds for way in WAYS}
     found = peak_memory.in_children(
-        memory_above_plain_step.workload_step, configurations, steps=chosen.steps
+        memory_above_plain_step.layer_stack_step, configurations, steps=chosen.steps
     )
-    from common import workloads
+    from common import layer_stacks
 
     rows = []
     for kind in chosen.kinds:
@@ -51,7 +51,7 @@ def main() -> None:
                 memory_above_plain_step.above(naive, bare, SIZES[kind])
             )
         }
-        title = f"dropout, {workloads.KINDS[kind].title}"
+        title = f"dropout, {layer_stacks.KINDS[kind].title}"
         rows += memory_above_plain_step.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
         raise RuntimeError("no kind could be measured: see the errors of the child processes above")

@@ -20,14 +20,14 @@ KIND = "dense"
 def main() -> None:
     """Measures, and reports a row for each way."""
     seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
-    torch_workloads = measure.module("peers.torch_workloads", "PyTorch")
+    torch_layer_stacks = measure.module("peers.torch_layer_stacks", "PyTorch")
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
     ways = ["bare", *LIMITS, *(f"naive {way}" for way in LIMITS), "recompute_grad dropout"]
-    steps = {way: workloads.train_step(KIND, way) for way in ways}
-    if torch_workloads:
-        steps["PyTorch dropout"] = torch_workloads.train_step("dropout")
+    steps = {way: layer_stacks.train_step(KIND, way) for way in ways}
+    if torch_layer_stacks:
+        steps["PyTorch dropout"] = torch_layer_stacks.train_step("dropout")
     found = measure.alternate(steps, seconds=seconds, least=4, warmup=1, title="step time")
     medians = measure.milliseconds(found)
     rows = []

@@ -12,13 +12,13 @@ from __future__ import annotations
 import gc
 import statistics
 
-from common import measure, plots, step_growth
+from common import growth_plots, measure, step_growth
 
 
 def main() -> None:
     """Measures, draws, and reports a row for each axis."""
     options = measure.parser(__doc__, seconds=1.2, of="a point's rounds")
-    options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
+    options.add_argument("--plots", default=str(growth_plots.FOLDER), help="folder for the plots")
     chosen = options.parse_args()
     has_torch = measure.module("torch", "PyTorch") is not None
     measure.equal_threads()

@@ -27,17 +27,17 @@ def main() -> None:
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
     rows = []
     for kind in chosen.kinds:
         ways = ("bare", "dropout", "naive dropout", "recompute_grad dropout")
-        steps = {way: workloads.train_step(kind, way) for way in ways}
+        steps = {way: layer_stacks.train_step(kind, way) for way in ways}
         found = measure.alternate(steps, seconds=chosen.seconds, least=4, warmup=1, title=kind)
         medians = measure.milliseconds(found)
         rows.append(
             Row(
-                f"time of a step with dropout, {workloads.KINDS[kind].title}",
+                f"time of a step with dropout, {layer_stacks.KINDS[kind].title}",
                 ratio(found["dropout"], found["naive dropout"]),
                 "time over naive",
                 float(medians["dropout"]),
