@@ -37,10 +37,10 @@ def load_config(name: str) -> Any:
 
 def quickstart_words(config: Any) -> int:
     """Returns the number of words of the quickstart's text."""
-    from tfwd.lm.data import text, vocabulary
+    from tfwd.lm.data import splits_and_tokens, vocabulary
 
-    train = text.load_splits(config.data.path).train
-    tokens = text.tokenize(train, config.data.level)
+    train = splits_and_tokens.load_splits(config.data.path).train
+    tokens = splits_and_tokens.tokenize(train, config.data.level)
     return len(vocabulary.Vocabulary.from_tokens(tokens, config.data.level, config.data.min_count))
 
 
