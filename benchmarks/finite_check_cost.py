@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import measure, memory_above_plain_step, peak_memory
-from common.finite_check_models import (
+from common.finite_check_cases import (
     BARE,
     CONVOLUTIONS,
     EVERY,
@@ -53,9 +53,9 @@ LARGE = (CONVOLUTIONS, 128)
 def step(way: str, compiled: bool) -> Callable[[], Any]:
     """Returns a step of the model of `LARGE`. It is called in a child process."""
     measure.equal_threads()
-    from common import finite_check_keras
+    from common import finite_check_keras_models
 
-    return finite_check_keras.side(LARGE[0], way, compiled, batch=LARGE[1]).step
+    return finite_check_keras_models.side(LARGE[0], way, compiled, batch=LARGE[1]).step
 
 
 def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list[float]]:
@@ -106,12 +106,12 @@ def rows_of(
 
 def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
     """Measures a model in TensorFlow in one mode, and returns its rows."""
-    from common import finite_check_keras
+    from common import finite_check_keras_models
 
     heading = f"{title(name)}, {mode}"
 
     def make(way: str) -> Side:
-        return finite_check_keras.side(name, way, MODES[mode])
+        return finite_check_keras_models.side(name, way, MODES[mode])
 
     ways = (BARE, OURS, OPTIMIZER, *((EVERY,) if name == STACK else ()))
     sides = {way: make(way) for way in ways}
@@ -121,7 +121,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
         try:
             theirs = {BARE: sides[BARE], TENSORFLOW: make(TENSORFLOW)}
         except Exception as error:  # TensorFlow raises errors of several classes
-            unable[TENSORFLOW] = finite_check_keras.reason(error)
+            unable[TENSORFLOW] = finite_check_keras_models.reason(error)
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
             beside = times(theirs, heading, rounds=FEW, seconds=seconds)
@@ -141,10 +141,10 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
 
 def by_memory() -> list[Row]:
     """Measures the extra peak memory of `FiniteCheck`, and returns a row for each mode."""
-    from common import finite_check_keras
+    from common import finite_check_keras_models
 
     name, batch = LARGE
-    largest = finite_check_keras.largest_activation(name, batch)
+    largest = finite_check_keras_models.largest_activation(name, batch)
     configurations = {
         f"{way}, {mode}": (way, compiled)
         for mode, compiled in MODES.items()

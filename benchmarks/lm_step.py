@@ -7,7 +7,7 @@ words, batch 20, time 70, all its dropouts, both activation penalties, clipping 
 side is peers/torch_lm.py. The second row is the model of configs/quickstart.py. Before timing, the
 script checks that both sides have the same number of weights, without PyTorch's second biases. It
 also checks that the first loss is the loss of guessing, ln(words). The third side computes only the
-matrix products of the step (common/matrix_products_of_a_step.py).
+matrix products of the step (common/matrix_products_alone.py).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def load_config(name: str) -> Any:
 
 def quickstart_words(config: Any) -> int:
     """Returns the number of words of the quickstart's text."""
-    from tfwd.lm.data import text, vocabulary
+    from tfwd.lm.data import splits_and_tokens, vocabulary
 
-    train = text.load_splits(config.data.path).train
-    tokens = text.tokenize(train, config.data.level)
+    train = splits_and_tokens.load_splits(config.data.path).train
+    tokens = splits_and_tokens.tokenize(train, config.data.level)
     return len(vocabulary.Vocabulary.from_tokens(tokens, config.data.level, config.data.min_count))
 
 
@@ -68,16 +68,16 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
 def only_products(config: Any, words: int) -> Callable[[], None]:
     """Returns a function that computes the matrix products of the LSTMs and of the softmax."""
-    from common import matrix_products_of_a_step
+    from common import matrix_products_alone
 
     data, model = config.data, config.model
     units = [*model.hidden_units]
     layers = [
-        matrix_products_of_a_step.Lstm(data.window, data.batch_size, *sizes)
+        matrix_products_alone.Lstm(data.window, data.batch_size, *sizes)
         for sizes in zip([model.embedding_dim, *units[:-1]], units, strict=True)
     ]
-    return matrix_products_of_a_step.run(
-        [*layers, matrix_products_of_a_step.Dense(data.batch_size * data.window, units[-1], words)]
+    return matrix_products_alone.run(
+        [*layers, matrix_products_alone.Dense(data.batch_size * data.window, units[-1], words)]
     )
 
 

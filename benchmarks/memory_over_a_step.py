@@ -4,8 +4,8 @@
 
 The model has twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each way runs in a
 separate process (see common/peak_memory.py). A thread reads the resident set every millisecond.
-step_memory.py compares the peaks. This script shows when the peaks occur: the stored weights add up
-layer by layer in forward.
+step_memory_dense.py compares the peaks. This script shows when the peaks occur: the stored weights
+add up layer by layer in forward.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from common import measure, peak_memory
+from common.growth_plots import COLOURS
 from common.measure import Row, Spread
-from common.plots import COLOURS
 
 WAYS = {"without": "bare", "naive": "naive dropout", "tfwd": "dropout"}
 LABELS = {
@@ -40,9 +40,9 @@ def watched(way: str) -> object:
     The bytes are above the level before the step.
     """
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
-    step = workloads.train_step("dense", way)
+    step = layer_stacks.train_step("dense", way)
 
     def run() -> list[list[float]]:
         for _ in range(3):

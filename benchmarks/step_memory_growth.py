@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from common import doubled_sizes, measure, peak_memory, plots
+from common import growth_plots, measure, peak_memory, step_growth
 
 
 def sweep(axis: str, way: str) -> Callable[[], list[float]]:
@@ -23,8 +23,8 @@ def sweep(axis: str, way: str) -> Callable[[], list[float]]:
 
     def run() -> list[float]:
         found = []
-        for value in doubled_sizes.SWEEPS[axis][2]:
-            step: Any = doubled_sizes.make(axis, value, way)
+        for value in step_growth.SWEEPS[axis][2]:
+            step: Any = step_growth.make(axis, value, way)
             found.append(statistics.median(peak_memory.peaks(step)) / peak_memory.MIB)
             del step
             if way != "PyTorch":
@@ -40,16 +40,16 @@ def sweep(axis: str, way: str) -> Callable[[], list[float]]:
 def main() -> None:
     """Measures, draws, and reports a row for each axis."""
     options = measure.parser(__doc__)
-    options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
+    options.add_argument("--plots", default=str(growth_plots.FOLDER), help="folder for the plots")
     folder = options.parse_args().plots
     has_torch = measure.module("torch", "PyTorch") is not None
     configurations = {
         f"{axis}: {way}": (axis, way)
-        for axis in doubled_sizes.SWEEPS
-        for way in doubled_sizes.ways(axis, has_torch)
+        for axis in step_growth.SWEEPS
+        for way in step_growth.ways(axis, has_torch)
     }
     found = peak_memory.in_children(sweep, configurations, steps=None)
-    costs: dict[str, dict[str, list[float]]] = {axis: {} for axis in doubled_sizes.SWEEPS}
+    costs: dict[str, dict[str, list[float]]] = {axis: {} for axis in step_growth.SWEEPS}
     for name, (axis, way) in configurations.items():
         peaks = found[name]
         if isinstance(peaks, str):
@@ -57,8 +57,8 @@ def main() -> None:
         else:
             costs[axis][way] = peaks
     title = "Peak memory of a training step above the level before it"
-    doubled_sizes.draw(title, "MiB", costs, folder, "memory")
-    rows, points = doubled_sizes.rows("memory", costs), doubled_sizes.points("MiB", costs)
+    step_growth.draw(title, "MiB", costs, folder, "memory")
+    rows, points = step_growth.rows("memory", costs), step_growth.points("MiB", costs)
     measure.report("step_memory_growth", rows, method=peak_memory.method(), points=points)
 
 

@@ -12,23 +12,23 @@ from __future__ import annotations
 import gc
 import statistics
 
-from common import doubled_sizes, measure, plots
+from common import growth_plots, measure, step_growth
 
 
 def main() -> None:
     """Measures, draws, and reports a row for each axis."""
     options = measure.parser(__doc__, seconds=1.2, of="a point's rounds")
-    options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plots")
+    options.add_argument("--plots", default=str(growth_plots.FOLDER), help="folder for the plots")
     chosen = options.parse_args()
     has_torch = measure.module("torch", "PyTorch") is not None
     measure.equal_threads()
     import keras
 
     costs: dict[str, dict[str, list[float]]] = {}
-    for axis, (_, _, values) in doubled_sizes.SWEEPS.items():
-        costs[axis] = {way: [] for way in doubled_sizes.ways(axis, has_torch)}
+    for axis, (_, _, values) in step_growth.SWEEPS.items():
+        costs[axis] = {way: [] for way in step_growth.ways(axis, has_torch)}
         for value in values:
-            steps = {way: doubled_sizes.make(axis, value, way) for way in costs[axis]}
+            steps = {way: step_growth.make(axis, value, way) for way in costs[axis]}
             found = measure.alternate(
                 steps, seconds=chosen.seconds, least=3, warmup=2, title=f"{axis} {value}"
             )
@@ -37,11 +37,11 @@ def main() -> None:
             del steps
             keras.backend.clear_session()
             gc.collect()
-    doubled_sizes.draw("Time of a training step", "ms", costs, chosen.plots, "time")
+    step_growth.draw("Time of a training step", "ms", costs, chosen.plots, "time")
     measure.report(
         "step_time_growth",
-        doubled_sizes.rows("time", costs),
-        points=doubled_sizes.points("ms", costs),
+        step_growth.rows("time", costs),
+        points=step_growth.points("ms", costs),
     )
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_addons as tfa
-from optimizers_table import gradients
+from optimizer_tools import gradients
 
 legacy = keras.optimizers.legacy
 LossScale = keras.mixed_precision.LossScaleOptimizer

@@ -8,7 +8,7 @@ import sweep_tools
 from watched_processes import Processes
 
 from tfwd.lm.config import default_config
-from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import PROGRAM

@@ -5,15 +5,8 @@ import math
 import keras
 import numpy as np
 import tensorflow as tf
-from optimizers_table import (
-    HAS_MULTI,
-    assert_same,
-    gradients,
-    make,
-    trigger,
-    values,
-    variables,
-)
+from keras_optimizers_table import HAS_MULTI, make
+from optimizer_tools import assert_same, gradients, trigger, values, variables
 from stack_marks import HAS_ADDONS, IS_KERAS_2
 
 from tfwd.optimizers import ApplyIfFinite, DecoupledWeightDecay, NonMonotonicASGD

@@ -259,10 +259,10 @@ def test_internals_are_noticed(source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("tfwd.lm.data.__init__", "from . import text", "tfwd.lm.data.text"),
-        ("tfwd.lm.data.text", "from . import unknown_function", "tfwd.lm.data"),
-        ("tfwd.lm.data.text", "from ...layers import WeightDropout", "tfwd.layers"),
-        ("tfwd.rates", "from .lm.data.text import tokens", "tfwd.lm.data.text"),
+        ("tfwd.lm.data.__init__", "from . import corpus", "tfwd.lm.data.corpus"),
+        ("tfwd.lm.data.corpus", "from . import unknown_function", "tfwd.lm.data"),
+        ("tfwd.lm.data.corpus", "from ...layers import WeightDropout", "tfwd.layers"),
+        ("tfwd.rates", "from .lm.data.corpus import x", "tfwd.lm.data.corpus"),
         ("tfwd.rates", "def f():\n    from tfwd import layers", "tfwd.layers"),
         ("tfwd.rates", "from tfwd import WeightDropout", "tfwd"),
     ],

@@ -18,7 +18,7 @@ from tfwd.layers._substitution import (
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
 from tfwd.parametrizations import Parametrization
-from tfwd.pretrained import listeners
+from tfwd.pretrained import weight_change_listeners
 
 
 def parametrize(
@@ -261,7 +261,7 @@ class ParametrizedModel(keras.Model):
     def set_weights(self, weights: Any) -> None:
         """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)
-        listeners.tell(self.weights)
+        weight_change_listeners.tell(self.weights)
 
     @property
     def calls(self) -> Any:

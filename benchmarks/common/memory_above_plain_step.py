@@ -6,19 +6,19 @@ from common import measure
 from common.measure import Row, Spread
 
 
-def workload_step(kind: str, way: str) -> object:
-    """Returns a step of `workloads.train_step`. It is called in a child process."""
+def layer_stack_step(kind: str, way: str) -> object:
+    """Returns a step of `layer_stacks.train_step`. It is called in a child process."""
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
-    return workloads.train_step(kind, way)
+    return layer_stacks.train_step(kind, way)
 
 
 def torch_step(way: str) -> object:
-    """Returns a step of `torch_workloads.train_step`. It is called in a child process."""
-    from peers import torch_workloads
+    """Returns a step of `torch_layer_stacks.train_step`. It is called in a child process."""
+    from peers import torch_layer_stacks
 
-    return torch_workloads.train_step(way)
+    return torch_layer_stacks.train_step(way)
 
 
 def above(with_: list[int] | str, without: list[int] | str, size: int) -> Spread | str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from common import measure
-from common.finite_check_models import (
+from common.finite_check_cases import (
     ANOMALY,
     BARE,
     BLOCK,

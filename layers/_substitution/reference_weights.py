@@ -21,7 +21,7 @@ from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
 from tfwd.parametrizations.parametrized_layers import added_in_place
-from tfwd.pretrained import listeners
+from tfwd.pretrained import weight_change_listeners
 from tfwd.pretrained.chief_source import lockstep, open_together
 
 
@@ -96,7 +96,7 @@ class References(keras.layers.Layer):
             for name, element in _named_elements(target, parametrization):
                 if element.trains_reference:
                     if name not in self._gained:
-                        listeners.add(self)
+                        weight_change_listeners.add(self)
                         variable = self._gains.create(self._owner, target, element)
                         self._gained[name] = _Gain(variable, target.variable, element)
                 elif name not in self._held:
@@ -109,7 +109,7 @@ class References(keras.layers.Layer):
                         )
                     found.append((name, target.variable, element.reference_dtype, read))
         if found:
-            listeners.add(self)
+            weight_change_listeners.add(self)
         for name, variable, dtype, read in found:
             dtype = dtype or _keras.variables.dtype_name(variable)
             value = np.zeros(tuple(variable.shape), "bool") if read is None else read

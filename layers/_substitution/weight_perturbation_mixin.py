@@ -45,7 +45,7 @@ from tfwd.layers._substitution.weight_selection import (
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
-from tfwd.pretrained import listeners
+from tfwd.pretrained import weight_change_listeners
 
 # Attributes that a plain layer on the same variables does not have.
 PERTURBATION_ATTRIBUTES = frozenset(
@@ -117,7 +117,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
     def set_weights(self, weights: Any) -> None:
         """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)  # type: ignore[misc]
-        listeners.tell(self.weights)  # type: ignore[attr-defined]
+        weight_change_listeners.tell(self.weights)  # type: ignore[attr-defined]
 
     @property
     def share_across_replicas(self) -> bool:

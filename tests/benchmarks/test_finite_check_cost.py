@@ -18,7 +18,7 @@ SMALL = {
 
 
 def helper(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    models = importlib.import_module("common.finite_check_models")
+    models = importlib.import_module("common.finite_check_cases")
     monkeypatch.setattr(models, "SHAPES", SMALL)
     monkeypatch.setattr(models, "DEPTH", 1)
     monkeypatch.setattr(models, "STACK_DEPTH", 3)
@@ -29,7 +29,7 @@ def helper(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    side = helper("common.finite_check_keras", monkeypatch).side
+    side = helper("common.finite_check_keras_models", monkeypatch).side
     ends = {
         "bare": ["passes, weights are overwritten"],
         "FiniteCheck": ["raises and names it"],
@@ -46,14 +46,14 @@ def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
 
 @extended
 def test_the_stack_makes_the_same_steps_in_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = helper("common.finite_check_keras", monkeypatch).side
+    side = helper("common.finite_check_keras_models", monkeypatch).side
     ways = ("bare", "FiniteCheck", "FiniteCheck(every_n_steps=10)")
     losses = [side("stack", way, compiled=False).step() for way in ways]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
 def test_that_a_check_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    numerics_keras = helper("common.finite_check_keras", monkeypatch)
+    numerics_keras = helper("common.finite_check_keras_models", monkeypatch)
     with pytest.raises(Exception) as caught:
         numerics_keras.side("MLP", "enable_check_numerics", compiled=True)
     assert numerics_keras.reason(caught.value) == "does not compile"
@@ -80,7 +80,7 @@ def test_rows_have_the_goals_of_their_sides(monkeypatch: pytest.MonkeyPatch) -> 
 def test_models_are_the_same_in_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     theirs = helper("peers.torch_finite_checks", monkeypatch).model(name)
-    ours = helper("common.finite_check_keras", monkeypatch).model(name)
+    ours = helper("common.finite_check_keras_models", monkeypatch).model(name)
     sizes = sorted(parameter.numel() for parameter in theirs.parameters())
     if name == "LSTM":
         sizes.remove(4 * 200)  # PyTorch's second bias
@@ -89,7 +89,7 @@ def test_models_are_the_same_in_pytorch(name: str, monkeypatch: pytest.MonkeyPat
         sizes = [size for size in sizes if size not in (3 * width, 3 * width**2)]
         sizes = sorted([*sizes, *[width] * 3, *[width**2] * 3])
     assert sizes == sorted(math.prod(weight.shape) for weight in ours.trainable_variables)
-    inputs, _ = importlib.import_module("common.finite_check_models").data(name)
+    inputs, _ = importlib.import_module("common.finite_check_cases").data(name)
     inputs = torch.from_numpy(inputs)
     inputs = inputs.permute(0, 3, 1, 2) if name == "convolutions" else inputs
     assert tuple(theirs(inputs).shape) == (SMALL[name][0], 10)

@@ -74,9 +74,9 @@ def test_exponents_are_the_slopes_of_the_doublings() -> None:
 
 
 def test_a_plot_is_written(tmp_path: "pytest.TempPathFactory") -> None:
-    plots = helper("plots")
-    panel = plots.Panel("Dense", "width", [1, 2], {"tfwd": [1.0, 2.0], "naive": [2.0, 4.0]})
-    path = plots.draw("Time", "ms", [panel], tmp_path, "growth")
+    growth_plots = helper("growth_plots")
+    panel = growth_plots.Panel("Dense", "width", [1, 2], {"tfwd": [1.0, 2.0], "naive": [2.0, 4.0]})
+    path = growth_plots.draw("Time", "ms", [panel], tmp_path, "growth")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -88,11 +88,11 @@ def test_memory_is_compared_by_the_share_of_the_weights() -> None:
 
 @needs_keras3("benchmarks, which are of the newer stack")
 def test_naive_layers_draw_in_each_call_and_drop_the_same_weights_as_tfwd() -> None:
-    workloads = helper("workloads")
-    kind = workloads.dense(width=64, depth=1, batch=2)
+    layer_stacks = helper("layer_stacks")
+    kind = layer_stacks.dense(width=64, depth=1, batch=2)
     sizes = {}
     for way in ("bare", "dropout", "naive dropout", "recompute_grad dropout", "noise", "both"):
-        step = workloads.train_step(kind, way)
+        step = layer_stacks.train_step(kind, way)
         losses = [float(step()), float(step())]
         assert np.isfinite(losses).all()
         # The learning rate is too small to be seen; the draws are not.

@@ -26,7 +26,7 @@ def test_helpers_and_the_runner_are_no_benchmarks(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("x = 1\n")
     run_all = importlib.import_module("run_all")
     assert [path.name for path in run_all.scripts(tmp_path)] == ["one.py"]
-    assert {"step_memory", "lm_step"} <= {path.stem for path in run_all.scripts()}
+    assert {"step_memory_dense", "lm_step"} <= {path.stem for path in run_all.scripts()}
 
 
 def test_every_end_of_a_script_is_told_apart(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_page_has_rows_problems_other_figures_and_plots(tmp_path: Path) -> None:
     assert "![x y](plots/x_y.png)" in page
 
 
-@quick_rows("mask_and_noise_draws", "lstm")
+@quick_rows("mask_and_noise_draws", "weight_drop_lstm_time")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_scripts_explain_themselves(path: Path) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""References of `Mixout`: their origin, and how they are saved, loaded and reset."""
+"""References of `Mixout`: their origin and its errors, and how they are saved, loaded and reset."""
 
 import warnings
 from typing import Any
@@ -191,6 +191,49 @@ def test_references_in_half_precision(policy: str) -> None:
         rtol=1e-5 if policy == "float32" else 2e-2,
         atol=1e-5 if policy == "float32" else 2e-2,
     )
+
+
+def test_errors_of_a_reference_come_before_anything_is_made(tmp_path) -> None:
+    def build(towards: Any, layer: Any = None, **options: Any) -> None:
+        layer = layer or keras.layers.Dense(4, name="inner")
+        layers.Mixout(layer, RATE, towards=towards, name="outer", **options).build((None, 5))
+
+    where = "weight 'kernel' of layer 'outer': Mixout "
+    for towards, message in {
+        "absent.npz": f"{where}cannot read its reference: .*absent.npz",
+        "nothing": f"{where}cannot read its reference",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            build(str(tmp_path / towards))
+    with pytest.raises(
+        ValueError, match=f"{where}finds no key for '(outer/)?inner/kernel' .* has a, b"
+    ):
+        build({"b": np.ones(3), "a": np.ones(3)})
+    with pytest.raises(
+        ValueError, match=f"{where}finds more than one key .* has inner/k.*, kernel"
+    ):
+        build({"kernel": np.ones((5, 4)), "inner/kernel": np.ones((5, 4))})
+    with pytest.raises(ValueError, match=r"shape \(5, 4\), but 'kernel' in its source has .*\(4,"):
+        build({"kernel": np.ones((4, 5))})
+    np.savez(tmp_path / "w.npz", kernel=np.ones((5, 4)), bias=np.ones(4))
+    other = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, name="inner")])
+    plan = pretrained.plan(other, tmp_path / "w.npz", mapping={"inner": ""}, prefix="")
+    with pytest.raises(
+        ValueError, match=f"{where}(cannot use its plan|finds no '(outer/)?inner/kernel')"
+    ):
+        build(plan)
+    with pytest.raises(ValueError, match="Mixout: towards=0: expected 'start', a plan"):
+        build(0)
+    with pytest.raises(ValueError, match="reference_dtype='int8': expected .*weight's dtype"):
+        build("start", reference_dtype="int8")
+    # The source lacks the second of two weights, so the first has no reference either.
+    inner = keras.layers.LSTM(2)
+    inner.build((None, 3, 4))
+    start = {"recurrent_kernel": np.ones((2, 8))}
+    layer = layers.Mixout(inner, RATE, weights="recurrent_kernel", towards=start)
+    assert len(layer.references.all()) == 1
+    with pytest.raises(ValueError, match="finds no key for"):
+        layers.Mixout(inner, RATE, weights=".*kernel", towards=start)
 
 
 # Where the references go.

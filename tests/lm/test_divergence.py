@@ -10,7 +10,7 @@ from training_loop_runs import log, make_config
 
 from tfwd.lm import training_step
 from tfwd.lm.commands.train import train
-from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.errors import UserError

@@ -9,7 +9,7 @@ import tensorflow as tf
 from stack_marks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd.lm.commands import evaluate
-from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.evaluation import evaluate as loop_evaluate
 from tfwd.lm.program import load
 from tfwd.runs import command_runner

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stack_marks import SOAK_ON_KERAS_2, extended
 
-from tfwd.lm.data.text import tokenize
+from tfwd.lm.data.splits_and_tokens import tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.sampling import choose, draw, generate

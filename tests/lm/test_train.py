@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_loop_runs import WORDS, StopAfter, log, make_config, model_options
 
 from tfwd.lm.commands.train import define, main, train
-from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.evaluation import evaluate
 from tfwd.lm.model import LanguageModel

@@ -579,14 +579,14 @@ DEFECTS = [
     ),
     Defect(
         "what a custom constraint writes is not checked",
-        "tfwd/numerics/checked_step/compiled_step.py",
+        "tfwd/numerics/checked_step/checked_step.py",
         "careful = self._exact or not safe or _has_own_constraint(self.model)",
         "careful = self._exact or not safe",
         ("tests/numerics/test_report_advice_in_fit.py", "-k", "constraint"),
     ),
     Defect(
         "what was assigned before the decision stays",
-        "tfwd/numerics/checked_step/compiled_step.py",
+        "tfwd/numerics/checked_step/checked_step.py",
         "variable.assign(value)",
         "pass",
         (*FINITE, "-k", "before_the_step or without_the_batch"),

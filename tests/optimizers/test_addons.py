@@ -4,16 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import (
-    assert_same,
-    fit,
-    gradients,
-    make,
-    model,
-    tf_variable,
-    values,
-    variables,
-)
+from keras_optimizers_table import make
+from optimizer_tools import assert_same, fit, gradients, model, tf_variable, values, variables
 from stack_marks import quick_rows
 
 from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import X, Y, model
+from optimizer_tools import X, Y, model
 from stack_marks import IS_KERAS_2, extended
 
 from tfwd.optimizers.addons import SGDW, AdamW, extend_with_decoupled_weight_decay

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import assert_same, values, variables
+from optimizer_tools import assert_same, values, variables
 
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers.addons import extend_with_decoupled_weight_decay

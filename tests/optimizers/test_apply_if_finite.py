@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_optimizers_table import make
 from non_finite_optimizer_steps import (
     INNER,
     LEGACY,
@@ -23,14 +24,7 @@ from non_finite_optimizer_steps import (
     state,
     stepping,
 )
-from optimizers_table import (
-    assert_same,
-    gradients,
-    make,
-    trigger,
-    values,
-    variables,
-)
+from optimizer_tools import assert_same, gradients, trigger, values, variables
 from stack_marks import quick_rows
 from tables_by_make_target import with_slow_rest
 

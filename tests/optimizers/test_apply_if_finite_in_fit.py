@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_optimizers_table import make
 from non_finite_optimizer_steps import (
     INNER,
     LEGACY,
@@ -19,12 +20,11 @@ from non_finite_optimizer_steps import (
     state,
     stepping,
 )
-from optimizers_table import (
+from optimizer_tools import (
     X,
     Y,
     assert_same,
     gradients,
-    make,
     model,
     tf_variable,
     trigger,

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import gradients, make, tf_variable, values, variables
+from keras_optimizers_table import make
+from optimizer_tools import gradients, tf_variable, values, variables
 from stack_marks import IS_KERAS_2, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay

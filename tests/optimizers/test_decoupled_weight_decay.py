@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import gradients, make, tf_variable, values, variables
+from keras_optimizers_table import make
+from optimizer_tools import gradients, tf_variable, values, variables
 from stack_marks import extended
 
 from tfwd import optimizers

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import MUON_HAS_TWO_DECAYS, make, model, tf_variable, values, variables
+from keras_optimizers_table import MUON_HAS_TWO_DECAYS, make
+from optimizer_tools import model, tf_variable, values, variables
 from stack_marks import IS_KERAS_2
 
 from tfwd._keras import wrapped_optimizers

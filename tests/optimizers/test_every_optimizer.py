@@ -4,16 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import (
-    HAS_MULTI,
-    NAMES,
-    assert_same,
-    gradients,
-    make,
-    tf_variable,
-    values,
-    variables,
-)
+from keras_optimizers_table import HAS_MULTI, NAMES, make
+from optimizer_tools import assert_same, gradients, tf_variable, values, variables
 from stack_marks import quick_rows
 
 from tfwd import optimizers

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import X, Y, assert_same, fit, gradients, model, values, variables
+from optimizer_tools import X, Y, assert_same, fit, gradients, model, values, variables
 
 from tfwd.optimizers import (
     DecoupledWeightDecay,

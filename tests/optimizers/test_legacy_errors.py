@@ -1,7 +1,7 @@
 """Decay of legacy optimizers: errors and their reasons."""
 
 import pytest
-from optimizers_table import gradients, model, variables
+from optimizer_tools import gradients, model, variables
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
 

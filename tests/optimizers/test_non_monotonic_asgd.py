@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optimizers_table import (
+from keras_optimizers_table import make
+from optimizer_tools import (
     LossScale,
     assert_same,
     fit,
     gradients,
-    make,
     model,
     trigger,
     triggered_at,

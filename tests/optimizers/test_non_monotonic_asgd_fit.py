@@ -6,18 +6,8 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from optimizers_table import (
-    LossScale,
-    X,
-    Y,
-    assert_same,
-    fit,
-    make,
-    model,
-    trigger,
-    triggered_at,
-    values,
-)
+from keras_optimizers_table import make
+from optimizer_tools import LossScale, X, Y, assert_same, fit, model, trigger, triggered_at, values
 from stack_marks import extended, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD, NonMonotonicASGDCallback

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import NAMES, make, tf_variable
+from keras_optimizers_table import NAMES, make
+from optimizer_tools import tf_variable
 from stack_marks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import HAS_MULTI, X, Y, assert_same, fit, make, model, values
+from keras_optimizers_table import HAS_MULTI, make
+from optimizer_tools import X, Y, assert_same, fit, model, values
 from stack_marks import extended, quick_rows
 from tables_by_make_target import with_slow_rest
 

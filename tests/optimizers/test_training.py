@@ -4,17 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from optimizers_table import (
-    X,
-    assert_same,
-    fit,
-    gradients,
-    make,
-    model,
-    tf_variable,
-    values,
-    variables,
-)
+from keras_optimizers_table import make
+from optimizer_tools import X, assert_same, fit, gradients, model, tf_variable, values, variables
 from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows, rest
 
 from tfwd.optimizers import DecoupledWeightDecay
@@ -55,7 +46,7 @@ def test_the_same_however_it_runs(plain, options):
 def test_a_custom_loop(plain, compiled):
     net, optimizer = model(), wrap(make("Adam"))
     loss = keras.losses.MeanSquaredError()
-    from optimizers_table import Y
+    from optimizer_tools import Y
 
     @tf.function(jit_compile=compiled)
     def step(x, y):

@@ -269,6 +269,13 @@ def test_names_of_normalizations_are_whole_names(tmp_path):
     np.testing.assert_array_equal(model.layers[0].kernel, tensors["my_gamma_proj.weight"].T)
 
 
+def test_a_normalization_over_several_axes_has_no_known_layout(tmp_path):
+    layer = layers.LayerNormalization(axis=[1, 2, 3], name="n")
+    tensors = {"n.weight": normal(4, 4, 4), "n.bias": normal(4, 4, 4)}
+    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and tfwd does"):
+        loaded(layer, (4, 4, 4), tensors, tmp_path, {"n": "n"})
+
+
 @pytest.mark.parametrize(
     ("axes", "slopes"), [([1, 2], (4,)), ([1, 2, 3], (1,)), (None, (4,)), ([1], (4,))]
 )

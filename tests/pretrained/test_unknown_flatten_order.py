@@ -181,10 +181,3 @@ def test_a_shared_layer_on_two_orders(tmp_path):
     model = keras.Model([inputs, other], [dense(flat), dense(other)])
     with pytest.raises(PlanError, match="calls the layer on features in several orders"):
         load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f"})
-
-
-def test_a_normalization_over_several_axes_has_no_known_layout(tmp_path):
-    model = sequential(keras.Input((4, 4, 4)), layers.LayerNormalization(axis=[1, 2, 3], name="n"))
-    weights = {"n.weight": RNG.normal(size=(4, 4, 4)), "n.bias": RNG.normal(size=(4, 4, 4))}
-    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and tfwd does"):
-        load(model, saved(tmp_path, weights), mapping={"n": "n"})

@@ -1,4 +1,9 @@
-"""Signals that request a stop."""
+"""Signals that request a stop, without a run.
+
+Runs that are stopped and resumed are in `tests/lm/test_resume.py` and `tests/lm/test_train.py`
+(`tfwd-train`), `tests/finetune/test_train.py` (`tfwd-finetune`), `test_another_program.py` (a
+program of one page), `test_tune.py` (sweeps) and `tests/distribute/` (several workers).
+"""
 
 import os
 import signal

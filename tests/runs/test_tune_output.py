@@ -15,7 +15,7 @@ from tfwd.lm.config import SCHEMA, default_config
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.program import PROGRAM
 from tfwd.runs.errors import UserError
-from tfwd.runs.sweeps import plots, sweep
+from tfwd.runs.sweeps import score_plot, sweep
 from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.sweep_folder import SweepFolder
 from tfwd.runs.sweeps.trial_rows import DONE, FAILED, Row, reasons
@@ -196,7 +196,7 @@ def drawn(monkeypatch, rows, space):
     """Returns the figure of the plot, which is drawn and not written."""
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
-    plots.draw(rows, space, PERPLEXITY, "trials.png", "five")
+    score_plot.draw(rows, space, PERPLEXITY, "trials.png", "five")
     (figure,) = figures
     figure.draw_without_rendering()
     return figure

@@ -7,7 +7,7 @@ import pytest
 from stack_marks import extended
 
 from tfwd import tuning
-from tfwd.tuning import progress_reporter, stopwatch, trial_failures
+from tfwd.tuning import progress_reporter, stopwatch, trial_failure_reasons
 
 X = np.ones((4, 3), "float32")
 DATA = {"validation_data": (X, X[:, :1]), "verbose": 0}
@@ -222,7 +222,7 @@ Arguments received by LSTM.call():
     ],
 )
 def test_the_reason_is_one_line_that_says_something(message, reason):
-    assert trial_failures.one_line(message) == reason
+    assert trial_failure_reasons.one_line(message) == reason
 
 
 def test_a_worker_does_not_remove_what_its_chief_has_begun(tmp_path, monkeypatch):

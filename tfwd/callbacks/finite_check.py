@@ -18,12 +18,12 @@ from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
+from tfwd.numerics.bad_step_report import NonFiniteError, Report
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 

@@ -216,7 +216,7 @@ def _write(layer: Any, path: str) -> None:
     from safetensors.numpy import save_file
 
     from tfwd import _keras
-    from tfwd.pretrained.targets import targets_of
+    from tfwd.pretrained.target_variables import targets_of
 
     # safetensors would write wrong numbers for an array in Fortran order.
     arrays = {

@@ -17,7 +17,7 @@ from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.resumable_dropout import Dropout
 from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published_layer import build_with_zeros, initialize_variables
-from tfwd.pretrained.targets import targets_of
+from tfwd.pretrained.target_variables import targets_of
 from tfwd.runs.errors import UserError
 from tfwd.runs.training.seed_sequence import seeds
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.lm.config import TOKENS
-from tfwd.lm.data.text import EOS, detokenize, tokenize
+from tfwd.lm.data.splits_and_tokens import EOS, detokenize, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.runs.errors import UserError
 

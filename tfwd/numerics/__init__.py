@@ -9,8 +9,8 @@
 """
 
 from tfwd.finite import Summary, summarize
+from tfwd.numerics.bad_step_report import NonFiniteError, Report
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import NonFiniteError, Report
 from tfwd.numerics.unused_weights import unused
 
 __all__ = ["NonFiniteError", "Probes", "Report", "Summary", "summarize", "unused"]

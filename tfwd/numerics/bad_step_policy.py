@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd.numerics.report import Report
+from tfwd.numerics.bad_step_report import Report
 
 
 class BadStepPolicy:

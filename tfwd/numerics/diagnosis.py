@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
+from tfwd.numerics.bad_step_report import Measurement, Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.checked_tensors import Frame, named
-from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.tensor_measurements import Detail, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately

@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.magnitude_plot import Magnitudes
-from tfwd.numerics.report import Report
-from tfwd.numerics.tensor_summaries import DebugInfo
+from tfwd.numerics.tensorboard_debug_info import DebugInfo
 
 
 class Log:

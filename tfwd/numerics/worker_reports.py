@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.checked_tensors import KINDS
-from tfwd.numerics.report import Report
 
 
 def earliest(report: Report, gather: Callable[[bytes], list[bytes]]) -> Report:

@@ -18,7 +18,7 @@ from tfwd.pretrained.key_rules import (
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import layout_of
 from tfwd.pretrained.unknown_layouts import unknown_layout
 

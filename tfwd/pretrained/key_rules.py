@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfwd.path_patterns import PatternIndex, compiled
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 
 # For each name of a weight in Keras, its names in files. True for PyTorch's names.
 _NAMES_IN_FILES = {

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from tfwd.pretrained.sources.base import Entry
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from tfwd import _keras
-from tfwd.pretrained import assign, listeners
+from tfwd.pretrained import assign, weight_change_listeners
 from tfwd.pretrained.chief_source import lockstep, open_together
 from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.number_checks import problems_in_numbers
@@ -135,7 +135,7 @@ class Plan:
                     raise PlanError(f"{self.source}: nothing was loaded.{lines}")
                 assign.assign(source, self.steps, warned)
         assign.finalize_statistics(self.model, self.steps)
-        listeners.tell(step.target.variable for step in self.steps)
+        weight_change_listeners.tell(step.target.variable for step in self.steps)
         if warned:
             more = f"; and {len(warned) - SHOWN} more" if len(warned) > SHOWN else ""
             warnings.warn(

@@ -14,7 +14,7 @@ from tfwd.pretrained.key_rules import FamilyRules, KeyMapping, path_ends
 from tfwd.pretrained.loading_plan import Plan, PlanError
 from tfwd.pretrained.plan_builder import build_plan
 from tfwd.pretrained.sources.base import Source, SourceError
-from tfwd.pretrained.targets import Target, paths_of, targets_of
+from tfwd.pretrained.target_variables import Target, paths_of, targets_of
 
 
 def plan(

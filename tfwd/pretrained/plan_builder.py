@@ -13,7 +13,7 @@ from tfwd.pretrained.key_rules import FamilyRules, KeyMapping
 from tfwd.pretrained.loading_plan import Plan
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Source
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 
 # Indices that PyTorch stores beside the weights.
 _BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")

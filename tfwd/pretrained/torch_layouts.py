@@ -15,7 +15,7 @@ from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatures
 from tfwd.pretrained.layouts import Layout
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 
 _CONVOLUTIONS = (
     *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),

@@ -9,7 +9,7 @@ import keras
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatures
 from tfwd.pretrained.key_rules import Key
-from tfwd.pretrained.targets import Target
+from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import MATRICES, feature_orders, is_known_layout
 
 

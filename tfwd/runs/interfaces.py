@@ -14,7 +14,7 @@ import ml_collections
 from tfwd.runs.settings.config import Schema
 
 if TYPE_CHECKING:
-    from tfwd.numerics.report import Report
+    from tfwd.numerics.bad_step_report import Report
     from tfwd.optimizers import NonMonotonicASGD
     from tfwd.runs.workers.worker_group import Workers
 

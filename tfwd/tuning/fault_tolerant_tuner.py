@@ -21,7 +21,7 @@ from keras_tuner.engine.base_tuner import BaseTuner
 from keras_tuner.engine.trial import Trial
 
 from tfwd._graph import custom_gradient
-from tfwd.tuning import search_record, trial_failures
+from tfwd.tuning import search_record, trial_failure_reasons
 from tfwd.tuning.chief_and_workers import CHIEF, WORKER, check_address, role, wait_for_chief
 from tfwd.tuning.fault_tolerant_oracle import FaultTolerantOracle
 from tfwd.tuning.trial_watcher import Watcher
@@ -127,7 +127,7 @@ class FaultTolerantTuner(BaseTuner):
 
     def on_trial_end(self, trial: Trial) -> None:
         message = trial.message
-        trial_failures.store(trial, self.get_trial_dir(trial.trial_id))
+        trial_failure_reasons.store(trial, self.get_trial_dir(trial.trial_id))
         super().on_trial_end(trial)
         if self._watcher is not None and self._is_worker():
             known = self.oracle.get_trial(trial.trial_id)  # the chief's trial, which has a score

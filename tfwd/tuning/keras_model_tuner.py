@@ -26,7 +26,7 @@ from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
 from tfwd.tuning.oracles import make_oracle
 from tfwd.tuning.progress_reporter import TrialReporter
 from tfwd.tuning.trial_callbacks import FullState, HasObjective
-from tfwd.tuning.trial_failures import reason
+from tfwd.tuning.trial_failure_reasons import reason
 from tfwd.tuning.trial_promotion import promote
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
-from tfwd.tuning import trial_failures
+from tfwd.tuning import trial_failure_reasons
 from tfwd.tuning.trial_watcher import Watcher
 
 _OWN = "tuner/"  # Hyperband's own entries among the values
@@ -56,7 +56,7 @@ class TrialReporter(Watcher):
         took = datetime.timedelta(seconds=round(self.seconds(trial.trial_id) or 0.0))
         if trial.status != TrialStatus.COMPLETED:
             folder = self._trial_folder(trial.trial_id)
-            why = trial_failures.reason(trial, folder) or "see the output of its worker"
+            why = trial_failure_reasons.reason(trial, folder) or "see the output of its worker"
             print(f"{self._name(trial)} failed: {values_text(trial)}: {why} [{took}]", flush=True)
             return
         name, best = self._oracle.objective.name, self._oracle.get_best_trials(1)

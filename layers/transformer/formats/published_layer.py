@@ -27,7 +27,7 @@ from tfwd.layers.transformer.formats.published_configs import (
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.chief_source import lockstep
 from tfwd.pretrained.key_rules import FamilyRules
-from tfwd.pretrained.targets import targets_of
+from tfwd.pretrained.target_variables import targets_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import tfwd
 from tfwd import parametrizations
 from tfwd.layers import transformer as T
 from tfwd.pretrained import PlanError, load, plan
-from tfwd.pretrained.targets import targets_of
+from tfwd.pretrained.target_variables import targets_of
 
 IDS = np.array([[5, 6, 7, 8, 9], [3, 4, 5, 6, 7]])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from tfwd.lm.data.text import detokenize, load_splits, read_text, tokenize
+from tfwd.lm.data.splits_and_tokens import detokenize, load_splits, read_text, tokenize
 from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 from tfwd.runs.workers import worker_flags as worker_flags

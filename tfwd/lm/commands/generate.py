@@ -7,7 +7,7 @@ from typing import Any
 
 from absl import flags
 
-from tfwd.lm.data.text import tokenize
+from tfwd.lm.data.splits_and_tokens import tokenize
 from tfwd.runs import command_runner
 
 ABOUT = """

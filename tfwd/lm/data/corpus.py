@@ -7,7 +7,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
-from tfwd.lm.data.text import load_splits, tokenize
+from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.runs.storage.run_state import fingerprint
 

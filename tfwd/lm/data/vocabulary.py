@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfwd.lm.data.text import EOS, check_level
+from tfwd.lm.data.splits_and_tokens import EOS, check_level
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.file_access import read_json, write_file
 

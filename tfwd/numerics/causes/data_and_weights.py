@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import loss_name, outputs
-from tfwd.numerics.report import Cause, describe
 from tfwd.numerics.tensor_measurements import positions_text, rows_text
 
 

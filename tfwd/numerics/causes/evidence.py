@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfwd.numerics.report import Measurement
+from tfwd.numerics.bad_step_report import Measurement
 
 
 class Evidence(NamedTuple):

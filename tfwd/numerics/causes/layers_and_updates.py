@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfwd import _keras
+from tfwd.numerics.bad_step_report import Cause, Measurement
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import (
     exp_limit,
@@ -16,7 +17,6 @@ from tfwd.numerics.causes.overflow import (
     large_inputs,
     overflows_half,
 )
-from tfwd.numerics.report import Cause, Measurement
 from tfwd.numerics.tensor_measurements import rows_text
 
 NORMALIZING = (

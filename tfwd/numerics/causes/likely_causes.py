@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes import (
     data_and_weights,
     division,
@@ -14,7 +15,6 @@ from tfwd.numerics.causes import (
     softmax,
 )
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Cause
 
 Rule = Callable[[Evidence], Iterator[Cause]]
 

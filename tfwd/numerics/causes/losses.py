@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
 from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_rows import bad_rows, reasons
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
-from tfwd.numerics.report import Cause
 from tfwd.numerics.tensor_measurements import rows_text
 
 

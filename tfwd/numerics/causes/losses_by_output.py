@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import training as _keras_training
+from tfwd.numerics.bad_step_report import Measurement
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Measurement
 
 
 class Output(NamedTuple):

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.bad_step_report import Cause, Measurement
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Cause, Measurement
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1

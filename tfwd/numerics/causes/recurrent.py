@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tfwd import _keras
+from tfwd.numerics.bad_step_report import Cause, is_recurrent
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.report import Cause, is_recurrent
 
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tfwd.numerics.bad_step_report import Cause, Measurement, is_recurrent
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
-from tfwd.numerics.report import Cause, Measurement, is_recurrent
 from tfwd.numerics.tensor_measurements import rows_text
 
 NAMES = ("softmax", "attention", "attend")

@@ -4,10 +4,11 @@
 - `plain_step`: the same step without checks.
 - `tracked`, `not_finite`, `variables_in`: variables of a model and other objects.
 
-`compiled_step` compiles the step and applies or undoes it. `replica_step` checks it on one replica.
+`checked_step.py` compiles the step and applies or undoes it. `replica_step.py` checks it on one
+replica.
 """
 
-from tfwd.numerics.checked_step.compiled_step import CheckedStep, Outcome, plain_step
+from tfwd.numerics.checked_step.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.checked_step.tracked_variables import not_finite, tracked, variables_in
 
 __all__ = ["CheckedStep", "Outcome", "not_finite", "plain_step", "tracked", "variables_in"]

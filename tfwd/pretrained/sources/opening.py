@@ -8,7 +8,6 @@ import os
 import tensorflow as tf
 
 from tfwd.pretrained.sources.base import Source, SourceError
-from tfwd.pretrained.sources.checkpoint import CheckpointSource
 from tfwd.pretrained.sources.npz_files import ArchiveSource
 from tfwd.pretrained.sources.safetensors_files import (
     INDEX,
@@ -16,6 +15,7 @@ from tfwd.pretrained.sources.safetensors_files import (
     ShardedSource,
     check_inside,
 )
+from tfwd.pretrained.sources.tensorflow_checkpoints import CheckpointSource
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 CONVERT = (

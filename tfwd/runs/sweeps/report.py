@@ -12,7 +12,7 @@ from tfwd.runs.errors import as_user_error
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.file_access import write_file
-from tfwd.runs.sweeps import plots
+from tfwd.runs.sweeps import score_plot
 from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.sweep import Sweep, apply, points
 from tfwd.runs.sweeps.sweep_folder import SweepFolder
@@ -41,7 +41,7 @@ def finish(board: Board, sweep: Sweep, config: ml_collections.ConfigDict, folder
         return None
     title = f"{text_name}, {len(rows)} trial{'s' * (len(rows) > 1)} ({sweep.method})"
     with as_user_error(f"cannot write {folder.plots}", OSError):
-        plots.draw(rows, sweep.space, folder.program.score, folder.plot, title)
+        score_plot.draw(rows, sweep.space, folder.program.score, folder.plot, title)
     write_best(best[0], sweep, config, folder)
     values = ", ".join(f"{key}={shown(value)}" for key, value in best[0].values.items())
     board.line(f"best: trial {best[0].trial} with {values}")

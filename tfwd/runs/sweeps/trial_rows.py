@@ -22,7 +22,7 @@ from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
 from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.sweeps.sweep_folder import SweepFolder
-from tfwd.tuning import trial_failures
+from tfwd.tuning import trial_failure_reasons
 from tfwd.tuning.search_space import Spec, read
 
 RUNNING, DONE, FAILED, WAITING = "running", "done", "failed", "waiting"
@@ -83,7 +83,7 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
     elif status != RUNNING:
         row.seconds = folder.spent(trial.trial_id) or None
     if status == FAILED:
-        reason = trial_failures.reason(trial, folder.trial(trial.trial_id))
+        reason = trial_failure_reasons.reason(trial, folder.trial(trial.trial_id))
         row.message = reason or "the reason is not known"
     return row
 

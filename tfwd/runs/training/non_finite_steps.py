@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tfwd.numerics.bad_step_policy import BadStepPolicy, restored
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.checked_step import variables_in
-from tfwd.numerics.report import Report
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure, Step
 from tfwd.runs.storage.run_state import RunState

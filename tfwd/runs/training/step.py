@@ -22,12 +22,12 @@ from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
+from tfwd.numerics.bad_step_report import Measurement, Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.probes import Probes
-from tfwd.numerics.report import Measurement, Report
 from tfwd.numerics.step_watch import Watch
 from tfwd.numerics.tensor_measurements import measure_tensor
 from tfwd.optimizers._updates.repeated_rows import summed

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import ml_collections
 import numpy as np
 
-from tfwd.numerics.report import Report
+from tfwd.numerics.bad_step_report import Report
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step

@@ -1,6 +1,6 @@
 """Cost of several workers: the time of a step for 1, 2 and 4 processes, and the bytes they send.
 
-    python benchmarks/workers.py
+    python benchmarks/workers_cost.py
 
 The model and the step are from configs/quickstart.py. The processes share this machine's cores and
 communicate over the loopback address, with one thread each. So the figures show the cost of the
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import measure, plots
+from common import growth_plots, measure
 from common.measure import CONSOLE, Row, Spread
 from lm_step import load_config, quickstart_words
 
@@ -206,7 +206,7 @@ def draw(models: dict[str, tuple[float, float]], folder: str) -> Path:
 def main() -> None:
     """Measures, draws, and reports a row for each number of processes."""
     options = measure.parser(__doc__)
-    options.add_argument("--plots", default=str(plots.FOLDER), help="folder for the plot")
+    options.add_argument("--plots", default=str(growth_plots.FOLDER), help="folder for the plot")
     options.add_argument("--worker", action="store_true", help="run as one of the workers")
     chosen = options.parse_args()
     if chosen.worker:
@@ -268,7 +268,7 @@ def main() -> None:
                     )
                 )
     CONSOLE.print(f"plot: {draw(models, chosen.plots)}")
-    measure.report("workers", rows, processor=measure_processor(), measured=found)
+    measure.report("workers_cost", rows, processor=measure_processor(), measured=found)
 
 
 def measure_processor() -> str:

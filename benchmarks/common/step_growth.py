@@ -1,11 +1,11 @@
-"""Sizes that are doubled, and tables and plots of the growth of a cost with the size."""
+"""Growth of the cost of a training step with a doubled size: sizes, steps, rows and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from common import measure, plots
+from common import growth_plots, measure
 from common.measure import Row
 
 # For each axis: the model, its fixed sizes, and the values of the size that is doubled.
@@ -22,15 +22,15 @@ LABELS = {"dropout": "tfwd", "naive dropout": "naive", "bare": "without", "PyTor
 
 def make(axis: str, value: int, way: str) -> Callable[[], Any]:
     """Returns the training step of one point."""
-    from common import workloads
+    from common import layer_stacks
 
     model, fixed, _ = SWEEPS[axis]
     sizes = {**fixed, axis: value}
     if way == "PyTorch":
-        from peers import torch_workloads
+        from peers import torch_layer_stacks
 
-        return torch_workloads.lstm_step(**sizes)
-    return workloads.train_step(getattr(workloads, model)(**sizes), way)
+        return torch_layer_stacks.lstm_step(**sizes)
+    return layer_stacks.train_step(getattr(layer_stacks, model)(**sizes), way)
 
 
 def ways(axis: str, has_torch: bool) -> list[str]:
@@ -66,7 +66,7 @@ def draw(
     """
     for model, name in TITLES.items():
         panels = [
-            plots.Panel(
+            growth_plots.Panel(
                 ", ".join(f"{size} {value}" for size, value in SWEEPS[axis][1].items()),
                 axis,
                 SWEEPS[axis][2],
@@ -75,7 +75,7 @@ def draw(
             for axis, by_way in costs.items()
             if SWEEPS[axis][0] == model
         ]
-        plots.draw(f"{title}, {name}", unit, panels, folder, f"{model}_{cost}")
+        growth_plots.draw(f"{title}, {name}", unit, panels, folder, f"{model}_{cost}")
 
 
 def points(unit: str, costs: dict[str, dict[str, list[float]]]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Peak memory of a training step with weight dropout, for each kind of layer.
+"""Peak memory of a training step with weight dropout, for each kind of layer other than Dense.
 
-    python benchmarks/step_memory_layers.py [--kinds conv gru ...]
+    python benchmarks/step_memory_other_layers.py [--kinds conv gru ...]
 
-The script does the same as step_memory.py, for convolutions, einsums, embeddings and attention. It
-also measures layers without a rule: a GRU and a custom layer.
+The script does the same as step_memory_dense.py, for convolutions, einsums, embeddings and
+attention. It also measures layers without a rule: a GRU and a custom layer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def main() -> None:
     chosen = options.parse_args()
     configurations = {f"{kind}: {way}": (kind, way) for kind in chosen.kinds for way in WAYS}
     found = peak_memory.in_children(
-        memory_above_plain_step.workload_step, configurations, steps=chosen.steps
+        memory_above_plain_step.layer_stack_step, configurations, steps=chosen.steps
     )
-    from common import workloads
+    from common import layer_stacks
 
     rows = []
     for kind in chosen.kinds:
@@ -51,11 +51,11 @@ def main() -> None:
                 memory_above_plain_step.above(naive, bare, SIZES[kind])
             )
         }
-        title = f"dropout, {workloads.KINDS[kind].title}"
+        title = f"dropout, {layer_stacks.KINDS[kind].title}"
         rows += memory_above_plain_step.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
         raise RuntimeError("no kind could be measured: see the errors of the child processes above")
-    measure.report("step_memory_layers", rows, method=peak_memory.method())
+    measure.report("step_memory_other_layers", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A fine-tuning step with Mixout on all kernels, compared with the plain step: tfwd and PyTorch.
+"""A fine-tuning step of BERT with Mixout on all kernels, and the plain step: tfwd and PyTorch.
 
-    python benchmarks/mixout.py
+    python benchmarks/mixout_bert_step.py
 
 Time is the time of a full step with Adam. The model is BERT in MiniLM's shape (6 layers of 384),
 with 32 texts of 64 positions. PyTorch's side uses the code of Mixout's authors: each linear layer
@@ -210,7 +210,7 @@ def main() -> None:
     has_torch = measure.module("transformers", "PyTorch") and measure.module("torch", "PyTorch")
     sides = ["tfwd", *(["PyTorch"] if has_torch else [])]
     rows = by_memory(sides) + by_time(sides, seconds)
-    measure.report("mixout", rows, method=peak_memory.method())
+    measure.report("mixout_bert_step", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""Table of every optimizer of keras.optimizers, with arguments that turn off its decay."""
+"""Tools of the tests of optimizers: variables, gradients, a model and its data, and triggers."""
 
-import inspect
 from typing import Any
 
 import keras
@@ -9,37 +8,10 @@ import tensorflow as tf
 
 from tfwd import _keras
 
-# Older releases of Keras have no Muon, or a Muon with one decay.
-MUON = getattr(keras.optimizers, "Muon", None)
-MUON_HAS_TWO_DECAYS = bool(MUON) and "adam_weight_decay" in inspect.signature(MUON).parameters
-# Optimizers that decay by default need an argument that turns decay off.
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "AdamW": {"weight_decay": 0.0},
-    "Muon": {"weight_decay": 0.0, "adam_weight_decay": 0.0},
-}
-WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
-NAMES = sorted(
-    name
-    for name, found in vars(keras.optimizers).items()
-    if inspect.isclass(found)
-    and issubclass(found, keras.optimizers.Optimizer)
-    and name not in WRAPPERS
-    and (name != "Muon" or MUON_HAS_TWO_DECAYS)  # with one decay it does not run on TensorFlow
-)
 tf_variable = _keras.variables.tf_variable
-HAS_MULTI = hasattr(keras.optimizers, "MultiOptimizer")
-
-
-def make(name: str, learning_rate: Any = 0.1, **options: Any) -> keras.optimizers.Optimizer:
-    """Returns the optimizer of that name, without decay of its own."""
-    arguments = {**ARGUMENTS.get(name, {}), **options}
-    if name == "Multi":
-        return keras.optimizers.MultiOptimizer(
-            keras.optimizers.OptimizerMap(
-                make("SGD", learning_rate), {".*bias": make("Adam", learning_rate)}
-            )
-        )
-    return getattr(keras.optimizers, name)(learning_rate=learning_rate, **arguments)
+LossScale = keras.optimizers.LossScaleOptimizer
+X = np.random.default_rng(7).normal(size=(12, 4)).astype("float32")
+Y = np.random.default_rng(8).normal(size=(12, 1)).astype("float32")
 
 
 def variables(dtype: str = "float64") -> list[keras.Variable]:
@@ -80,17 +52,10 @@ def model(dtype: str | None = None) -> keras.Model:
     )
 
 
-X = np.random.default_rng(7).normal(size=(12, 4)).astype("float32")
-Y = np.random.default_rng(8).normal(size=(12, 1)).astype("float32")
-
-
 def fit(model: keras.Model, **options: Any) -> keras.callbacks.History:
     """Fits with three steps per epoch, in the same order each time."""
     options = {"epochs": 1, "batch_size": 4, "verbose": 0, "shuffle": False, **options}
     return model.fit(X, Y, **options)
-
-
-LossScale = keras.optimizers.LossScaleOptimizer
 
 
 def trigger(optimizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Only the matrix products of a training step, which every implementation needs.
+"""The matrix products of a training step alone, which every implementation needs.
 
 An LSTM of time T, batch B, input I and units U has `R = T B` rows and `24 R U (U + I)` floating
 point operations, forward and backward. Each of two loops over the steps has `8 R U^2` operations,

@@ -1,10 +1,11 @@
-"""Time of a training step with weight dropout or noise, divided by the time of a naive step.
+"""Time of a step of Dense layers with weight dropout or noise, divided by the time of a naive step.
 
-    python benchmarks/step_time.py
+    python benchmarks/step_time_dense.py
 
-The step is the step of step_memory.py: twelve Dense layers of 3072 x 3072 with relu. The naive step
-applies TensorFlow's `tf.nn.experimental.stateless_dropout` or `tf.random.stateless_normal` to the
-weight in a custom layer. It stores the masks and the effective weights for backward.
+The step is the step of step_memory_dense.py: twelve Dense layers of 3072 x 3072 with relu. The
+naive step applies TensorFlow's `tf.nn.experimental.stateless_dropout` or
+`tf.random.stateless_normal` to the weight in a custom layer. It stores the masks and the effective
+weights for backward.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ KIND = "dense"
 def main() -> None:
     """Measures, and reports a row for each way."""
     seconds = measure.parser(__doc__, seconds=40.0).parse_args().seconds
-    torch_workloads = measure.module("peers.torch_workloads", "PyTorch")
+    torch_layer_stacks = measure.module("peers.torch_layer_stacks", "PyTorch")
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
     ways = ["bare", *LIMITS, *(f"naive {way}" for way in LIMITS), "recompute_grad dropout"]
-    steps = {way: workloads.train_step(KIND, way) for way in ways}
-    if torch_workloads:
-        steps["PyTorch dropout"] = torch_workloads.train_step("dropout")
+    steps = {way: layer_stacks.train_step(KIND, way) for way in ways}
+    if torch_layer_stacks:
+        steps["PyTorch dropout"] = torch_layer_stacks.train_step("dropout")
     found = measure.alternate(steps, seconds=seconds, least=4, warmup=1, title="step time")
     medians = measure.milliseconds(found)
     rows = []
@@ -46,7 +47,7 @@ def main() -> None:
             )
         )
     over_bare = {way: ratio(times, found["bare"])._asdict() for way, times in found.items()}
-    measure.report("step_time", rows, milliseconds=medians, over_bare=over_bare)
+    measure.report("step_time_dense", rows, milliseconds=medians, over_bare=over_bare)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of an LSTM with weight dropout, forward and backward: tfwd, Keras and PyTorch.
 
-    python benchmarks/lstm.py
+    python benchmarks/weight_drop_lstm_time.py
 
 Each side computes the output and the gradients of the input and of all weights. tfwd and PyTorch
 draw a mask for the recurrent kernel in every run. Keras's LSTM cannot draw it, so its kernel is
@@ -100,7 +100,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     """Returns all sides on the same input."""
     import keras
     import numpy as np
-    from common import matrix_products_of_a_step
+    from common import matrix_products_alone
 
     from tfwd import layers
 
@@ -113,7 +113,7 @@ def candidates(size: str, has_torch: bool) -> dict[str, Callable[[], None]]:
     sides = {
         "tfwd": by_tensorflow(own, x, upstream, dropped=False),
         KERAS: by_tensorflow(plain, x, upstream, dropped=True),
-        PRODUCTS: matrix_products_of_a_step.run([matrix_products_of_a_step.Lstm(*SIZES[size])]),
+        PRODUCTS: matrix_products_alone.run([matrix_products_alone.Lstm(*SIZES[size])]),
     }
     for name, steps in {OPERATIONS: time, CALL: 1}.items():
         tiny = layers.WeightDropLSTM(8, weight_dropout=RATE, return_sequences=True, seed=1)
@@ -167,7 +167,7 @@ def main() -> None:
                 (least, "with gates that cost nothing", [PRODUCTS, OPERATIONS, CALL]),
             )
         ]
-    measure.report("lstm", rows)
+    measure.report("weight_drop_lstm_time", rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of finite_check_cost.py in Keras, and the training function that `fit` runs for them.
+"""Keras models of finite_check_cost.py, and the training function that `fit` runs for them.
 
 A *way* is the check for NaN in a step:
 
@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.finite_check_models import (
+from common.finite_check_cases import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,

@@ -1,6 +1,6 @@
-"""Peak memory of a training step with weight dropout or noise, above the same step without it.
+"""Peak memory of a step of Dense layers with weight dropout or noise, above the step without it.
 
-    python benchmarks/step_memory.py
+    python benchmarks/step_memory_dense.py
 
 The model has twelve Dense layers of 3072 x 3072 with relu, batch 64, SGD. Each configuration is
 measured in a separate process (see common/peak_memory.py). The figure is a share of the bytes of
@@ -25,7 +25,7 @@ def main() -> None:
     tf_ways = ["bare", *OURS, "fit", *(f"naive {way}" for way in OURS), "recompute_grad dropout"]
     torch_ways = {f"PyTorch {way}": (way,) for way in ("bare", *OURS, "checkpoint dropout")}
     found = peak_memory.in_children(
-        memory_above_plain_step.workload_step, {way: (KIND, way) for way in tf_ways}, steps=steps
+        memory_above_plain_step.layer_stack_step, {way: (KIND, way) for way in tf_ways}, steps=steps
     )
     found |= peak_memory.in_children(memory_above_plain_step.torch_step, torch_ways, steps=1)
     share = {
@@ -54,7 +54,7 @@ def main() -> None:
             "no configuration could be measured: see the errors of the child processes above"
         )
     levels = {way: memory_above_plain_step.shown(_of_all(peaks)) for way, peaks in found.items()}
-    measure.report("step_memory", rows, method=peak_memory.method(), peak_share=levels)
+    measure.report("step_memory_dense", rows, method=peak_memory.method(), peak_share=levels)
 
 
 def _of_all(peaks: list[int] | str) -> Spread | str:

@@ -1,4 +1,7 @@
-"""Sizes and names of the five models of finite_check_cost.py. It imports no library."""
+"""Cases of finite_check_cost.py: sizes, names and data of its five models, and names of its sides.
+
+It imports no library.
+"""
 
 from __future__ import annotations
 

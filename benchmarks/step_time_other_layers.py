@@ -1,9 +1,9 @@
-"""Time of a training step with weight dropout, divided by the naive step, for each kind of layer.
+"""Time of a step with weight dropout, over the naive step, for each kind of layer other than Dense.
 
-    python benchmarks/step_time_layers.py [--kinds conv gru ...]
+    python benchmarks/step_time_other_layers.py [--kinds conv gru ...]
 
-The script does the same as step_time.py, for the layers of step_memory_layers.py. A layer without a
-rule runs again in backward, so its time has no goal.
+The script does the same as step_time_dense.py, for the layers of step_memory_other_layers.py. A
+layer without a rule runs again in backward, so its time has no goal.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def main() -> None:
     options.add_argument("--kinds", nargs="+", choices=LIMITS, default=list(LIMITS))
     chosen = options.parse_args()
     measure.equal_threads()
-    from common import workloads
+    from common import layer_stacks
 
     rows = []
     for kind in chosen.kinds:
         ways = ("bare", "dropout", "naive dropout", "recompute_grad dropout")
-        steps = {way: workloads.train_step(kind, way) for way in ways}
+        steps = {way: layer_stacks.train_step(kind, way) for way in ways}
         found = measure.alternate(steps, seconds=chosen.seconds, least=4, warmup=1, title=kind)
         medians = measure.milliseconds(found)
         rows.append(
             Row(
-                f"time of a step with dropout, {workloads.KINDS[kind].title}",
+                f"time of a step with dropout, {layer_stacks.KINDS[kind].title}",
                 ratio(found["dropout"], found["naive dropout"]),
                 "time over naive",
                 float(medians["dropout"]),
@@ -49,7 +49,7 @@ def main() -> None:
                 at_most=LIMITS[kind],
             )
         )
-    measure.report("step_time_layers", rows)
+    measure.report("step_time_other_layers", rows)
 
 
 if __name__ == "__main__":

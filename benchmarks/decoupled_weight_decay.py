@@ -1,6 +1,6 @@
 """Time of an optimizer's step with decoupled decay, on the 24 million weights of an AWD-LSTM.
 
-    python benchmarks/optimizers.py
+    python benchmarks/decoupled_weight_decay.py
 
 tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The other sides are the same
 optimizers without decay and with their own decay, PyTorch's AdamW (foreach) and Optax's adamw
@@ -194,7 +194,7 @@ def main() -> None:
             if other in found
         ]
         gc.collect()
-    measure.report("optimizers", rows, milliseconds=medians)
+    measure.report("decoupled_weight_decay", rows, milliseconds=medians)
 
 
 if __name__ == "__main__":

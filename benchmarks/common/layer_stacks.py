@@ -1,4 +1,4 @@
-"""Models that several benchmarks train, each in several ways.
+"""Stacks of equal layers that several benchmarks train, each in several ways.
 
 A *kind* is a stack of equal layers with an input. A *way* is the method that changes its weights:
 

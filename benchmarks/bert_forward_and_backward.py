@@ -1,6 +1,6 @@
-"""A transformer's forward pass, alone and with backward: tfwd, PyTorch and keras-hub.
+"""Time of BERT's forward pass, alone and with backward: tfwd, PyTorch and keras-hub.
 
-    python benchmarks/transformer_step.py
+    python benchmarks/bert_forward_and_backward.py
 
 The model is BERT in MiniLM's shape: 6 layers of 384, 12 heads, intermediate size 1536. Weights are
 random. There is no dropout, except in one case with the usual rate of 0.1. A fifth of the positions
@@ -116,7 +116,7 @@ def main() -> None:
     rows = []
     for case in cases:
         rows += rows_of(*case, seconds)
-    measure.report("transformer_step", rows)
+    measure.report("bert_forward_and_backward", rows)
 
 
 if __name__ == "__main__":

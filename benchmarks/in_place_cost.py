@@ -1,6 +1,6 @@
 """Weight dropout in place, compared with a new model, plain Keras and a naive layer.
 
-    python benchmarks/in_place.py
+    python benchmarks/in_place_cost.py
 
 The models are MobileNetV2 with every kernel dropped, and an encoder of twelve BERT layers made of
 Keras layers, with every kernel and its embedding dropped. `tfwd.parametrize` changes the model in
@@ -133,7 +133,7 @@ def main() -> None:
         candidates = {side: make(name, side)[0] for side in SIDES}
         steps = measure.alternate(candidates, seconds=flags.seconds, title=name)
         rows += rows_of(name, found[name], steps)
-    measure.report("in_place", rows, method=peak_memory.method())
+    measure.report("in_place_cost", rows, method=peak_memory.method())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Growth of the time of both moments of per-example gradients with the batch, from 8 to 1024.
 
-    python benchmarks/gradient_growth.py
+    python benchmarks/gradient_moments_growth.py
 
 The model is the first model of gradient_moments.py, an MLP 784-512-512-10. The figure is the
 exponent of the batch: the slope of log(time) over log(batch), by least squares. An exponent of 1 is
@@ -38,7 +38,7 @@ def main() -> None:
     claim = "growth of both moments with the batch, 8 to 1024, MLP 784-512-512-10"
     peers: dict[str, float | str] = {"a plain gradient": plain.median}
     row = Row(claim, figure, "exponent", figure.median, peers, "", at_most=LIMIT)
-    measure.report("gradient_growth", [row], milliseconds=measure.milliseconds(found))
+    measure.report("gradient_moments_growth", [row], milliseconds=measure.milliseconds(found))
 
 
 if __name__ == "__main__":
