@@ -203,19 +203,10 @@ class InPlace:
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
         """Returns a variable's parametrizations in order, up to and including this `InPlace`."""
-        links = [x for x in method_hooks.links_in(self.target) if id(variable) in x.substituted]
-        inside = {id(layer) for layer in _keras.layers.all_layers(self.target)}
-        outside = {link.in_place for link in links if link.in_place.acts_beyond(variable, inside)}
-        found = owned_parametrizations(self.target, variable, ahead, frozenset(outside - {self}))
+        found = owned_parametrizations(self.target, variable, ahead)
         owners = [owner for owner, _ in found]
         last = owners.index(self) + 1 if self in owners else len(owners)
         return [bound for _, bound in found[:last]]
-
-    def acts_beyond(self, variable: keras.Variable, layers: set[int]) -> bool:
-        """Returns True if a layer whose id is not in `layers` also substitutes a variable."""
-        return any(
-            id(link.layer) not in layers for link in self.links if id(variable) in link.substituted
-        )
 
     def bound_ahead(
         self, variable: keras.Variable, ahead: int | tf.Tensor
