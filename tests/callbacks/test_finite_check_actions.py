@@ -300,6 +300,34 @@ def test_the_model_has_its_own_step_again():
     assert model.train_function is own
 
 
+class Interrupts(keras.callbacks.Callback):
+    """Stops `fit` after its second step."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_another_check_after_an_interrupted_fit_checks_all_due_steps(error, measured):
+    """The callbacks of the interrupted fit could not restore the model's training function."""
+    x, y = data(5)
+    model = make()
+    around = [tfwd.callbacks.GradientSquaredMean()] * measured
+    with pytest.raises(error):
+        fit(model, x, y, FiniteCheck(), *around, Interrupts(error))
+    x[8 * BAD + 8] = np.nan
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, FiniteCheck(every_n_steps=3))
+    assert caught.value.report.step == BAD + 2
+    assert all(np.all(np.isfinite(v)) for v in model.get_weights())
+
+
 @pytest.mark.slow
 def test_every_other_step():
     x, y = data(5)

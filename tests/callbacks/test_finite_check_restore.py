@@ -109,7 +109,7 @@ def test_restore_keeps_no_epoch_that_is_not_finite():
 def test_restore_without_a_good_epoch():
     x, y = data(4)
     x[5, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="No epoch is finished yet, so no state can"):
+    with pytest.raises(NonFiniteError, match="No epoch has ended with finite weights yet"):
         fit(make(), x, y, FiniteCheck("restore"))
 
 

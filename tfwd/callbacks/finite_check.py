@@ -173,6 +173,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training step with the checked step."""
         self._put_back()  # an interrupted `fit` did not restore it
+        self._end_interrupted_checks()
         model = self.model
         if model.built:
             self._patterns.check(model, "x", "y", "sample_weight")
@@ -242,6 +243,15 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._log is not None:
             self._log.close(self._step)
         self._log = self._own = None
+
+    def _end_interrupted_checks(self) -> None:
+        """Removes the checked steps of other `FiniteCheck`s, of fits that were interrupted."""
+        while True:
+            other = getattr(_innermost(self.model)[1], "__self__", None)
+            # All callbacks of one `fit` have the same `params`.
+            if not isinstance(other, FiniteCheck) or other.params is self.params:
+                return
+            other._put_back()
 
     def _train(self, iterator: Any) -> Any:
         """Runs as many steps as Keras runs in one call of the training function."""
@@ -408,15 +418,21 @@ class FiniteCheck(keras.callbacks.Callback):
 
 
 def _replace_innermost(model: keras.Model, function: Any) -> Any:
-    """Replaces the model's own training function. Returns the previous function.
+    """Replaces the model's own training function. Returns the previous function."""
+    owner, present = _innermost(model)
+    if owner is None:
+        model.train_function = function
+    else:
+        owner._trains = function
+    return present
+
+
+def _innermost(model: keras.Model) -> tuple[Any, Any]:
+    """Returns the model's own training function, after the callback that wraps it or None.
 
     Other callbacks may have wrapped the training function. They store it as `_trains`.
     """
     owner, present = None, model.train_function
     while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):
         owner, present = inner, inner._trains
-    if owner is None:
-        model.train_function = function
-    else:
-        owner._trains = function
-    return present
+    return owner, present

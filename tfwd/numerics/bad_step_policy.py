@@ -52,7 +52,7 @@ class BadStepPolicy:
             count = self.failures
             return f"before this step, {count} consecutive bad steps {effect}" if count else ""
         if self.action == "restore" and self._values is None:
-            return "no epoch is finished yet, so no state can be restored"
+            return "no epoch has ended with finite weights yet, so no state can be restored"
         return None
 
     def leave_behind(self) -> float:
@@ -75,7 +75,9 @@ def restored(rates: str) -> str:
     Args:
         rates: the new learning rates.
     """
-    return f"restored the end of the last epoch, with the learning rate {rates}"
+    return (
+        "restored the end of the last epoch with finite weights. The learning rate is now " + rates
+    )
 
 
 def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:
