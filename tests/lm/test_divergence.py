@@ -140,9 +140,8 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
     each = valid[0]["step"]
     assert failures == [6 + each] and summary["step"] == 2 * each
     assert [r["learning_rate"] for r in valid] == pytest.approx([0.01, 0.005])
-    assert (
-        "restored the end of the last epoch with finite weights. The learning rate is now 0.005"
-        in (capsys.readouterr().out)
+    assert "restored the end of the last epoch with finite weights, at learning rate 0.005" in (
+        capsys.readouterr().out
     )
 
 

@@ -818,6 +818,27 @@ DEFECTS = [
         "        return {}",
         ("tests/in_place/test_several_parametrizations.py",),
     ),
+    Defect(
+        "parametrizations in place act in the order of the layers",
+        "tfwd/parametrizations/chain.py",
+        "        ordered += pairs if is_wrapper else sorted(pairs, key=lambda pair: pair[0] or 0)",
+        "        ordered += pairs",
+        ("tests/in_place/test_several_parametrizations.py", "-k", "order_of_the_calls"),
+    ),
+    Defect(
+        "a layer that reads a weight of a layer inside it loses a parametrization",
+        INSTALLATION,
+        "            for other, larger in links_that_share(link):",
+        "            for other, larger in ():",
+        ("tests/in_place/test_several_parametrizations.py", "-k", "order_of_the_calls"),
+    ),
+    Defect(
+        "an interrupted FiniteCheck removes the next one",
+        "tfwd/callbacks/finite_check.py",
+        "        self._end_interrupted_checks()\n",
+        "",
+        ("tests/callbacks/test_finite_check_actions.py", "-k", "another_check"),
+    ),
     # Loading on several workers
     Defect(
         "workers are not told of another worker's failure",
@@ -950,8 +971,9 @@ DEFECTS = [
     Defect(
         "a seed depends on the number of weights before it in the parametrization",
         LINK,
-        "        return self._own\n",
-        "        return [(t._replace(position=i), p) for i, (t, p) in enumerate(self._own)]\n",
+        "        return self.targeted_here\n",
+        "        here = enumerate(self.targeted_here)\n"
+        "        return [(t._replace(position=i), p) for i, (t, p) in here]\n",
         (ANNOUNCED, "-k", "uses_the_announced"),
     ),
     Defect(

@@ -75,9 +75,7 @@ def restored(rates: str) -> str:
     Args:
         rates: the new learning rates.
     """
-    return (
-        "restored the end of the last epoch with finite weights. The learning rate is now " + rates
-    )
+    return f"restored the end of the last epoch with finite weights, at learning rate {rates}"
 
 
 def repeated_failure_hint(reports: Sequence[Report], skipped: int) -> str:

@@ -106,15 +106,10 @@ def in_order(links: Sequence[tuple[int | None, _Link]]) -> list[_Link]:
             parametrization of a wrapper has None. It acts after all links inside the wrapper, and
             before all links around the wrapper.
     """
-    runs = itertools.groupby(links, key=lambda pair: pair[0] is None)
-    sorted_runs = (
-        pairs if is_wrapper else sorted(pairs, key=_number) for is_wrapper, pairs in runs
-    )
-    return [link for pairs in sorted_runs for _, link in pairs]
-
-
-def _number(pair: tuple[int | None, Any]) -> int:
-    return -1 if pair[0] is None else pair[0]
+    ordered: list[tuple[int | None, _Link]] = []
+    for is_wrapper, pairs in itertools.groupby(links, key=lambda pair: pair[0] is None):
+        ordered += pairs if is_wrapper else sorted(pairs, key=lambda pair: pair[0] or 0)
+    return [link for _, link in ordered]
 
 
 def apply(
