@@ -107,7 +107,8 @@ def in_order(links: Sequence[tuple[int | None, _Link]]) -> list[_Link]:
             before all links around the wrapper.
     """
     ordered: list[tuple[int | None, _Link]] = []
-    for is_wrapper, pairs in itertools.groupby(links, key=lambda pair: pair[0] is None):
+    for is_wrapper, run in itertools.groupby(links, key=lambda pair: pair[0] is None):
+        pairs = list(run)
         ordered += pairs if is_wrapper else sorted(pairs, key=lambda pair: pair[0] or 0)
     return [link for _, link in ordered]
 
