@@ -15,7 +15,8 @@ from tfwd.numerics.tensor_measurements import Detail
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
 AGAIN = (
-    " With fit(shuffle=False), row r of batch b is example (b - 1) * batch_size + r of an array."
+    " With fit(shuffle=False) on one replica, without steps_per_epoch, row r of batch b is example "
+    "(b - 1) * batch_size + r of an array."
 )
 
 
