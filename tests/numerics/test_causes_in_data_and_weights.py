@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from non_finite_reports import dense, names, report_of
 from planted_nan_models import data
-from stack_marks import SOAK_ON_KERAS_2, extended, quick_rows
+from stack_marks import IS_KERAS_2, SOAK_ON_KERAS_2, extended, quick_rows
 
 from tfwd.layers import transformer as T
 
@@ -103,6 +103,16 @@ def test_learning_rate(value):
     assert report.step == 3
     assert names(report)[0] == "a learning rate that is not finite or negative"
     assert report.first.frame.kind == "learning rate"
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 does not accumulate gradients")
+def test_the_iterations_that_a_schedule_gets():
+    """The schedule gets 0, 1 and 2 in the first three steps. Only one update was made before."""
+    x, y = data(4)
+    optimizer = keras.optimizers.SGD(Breaking(np.nan), gradient_accumulation_steps=2)
+    report = report_of(dense(), x, y, optimizer=optimizer)
+    assert report.step == 3
+    assert "for iterations = 2." in report.causes[0].evidence
 
 
 @pytest.mark.slow

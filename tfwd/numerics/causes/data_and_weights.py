@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import loss_name, outputs
@@ -140,8 +141,12 @@ def _iterations(evidence: Evidence) -> str:
     """Returns the optimizer's iterations, which schedules get, as text."""
     if not isinstance(evidence.model, keras.Model):
         return ""
-    found = {
-        int(tf.convert_to_tensor(optimizer.iterations).numpy())
-        for optimizer in _keras_training.optimizers(evidence.model)
-    }
+    optimizers = _keras_training.optimizers(evidence.model)
+    leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
+    # With gradient accumulation, `iterations` of Keras counts updates. Schedules get the steps.
+    counters = [
+        leaf.iterations if getattr(leaf, "_iterations", None) is None else leaf._iterations
+        for leaf in leaves
+    ]
+    found = {int(tf.convert_to_tensor(counter).numpy()) for counter in counters}
     return f", for iterations = {', '.join(map(str, sorted(found)))}" if found else ""
