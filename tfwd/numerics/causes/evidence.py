@@ -10,6 +10,8 @@ import numpy as np
 
 from tfwd.numerics.bad_step_report import Measurement
 
+STEP = "step"  # the name of the step's number in a history
+
 
 class Evidence(NamedTuple):
     """Evidence about a step that is not finite.
@@ -19,6 +21,7 @@ class Evidence(NamedTuple):
         data: dict of the batch's arrays by name, `x`, `y[0]`.
         predictions: the measurements of the loss's inputs.
         history: the extents of each weight's gradient, by path, and of the loss, in the last steps.
+            `STEP` is the step's number. Without it, the steps follow one another.
         model: the model.
         loss: str. The names of the model's losses.
         is_first: bool. True for the first step of this training; `None` if it is unknown whether
