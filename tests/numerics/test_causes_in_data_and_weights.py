@@ -47,6 +47,27 @@ def test_label_out_of_range():
     )
 
 
+def sparse_in_pairs(y, p):
+    """Returns a custom loss that allows each label."""
+    return tf.reduce_mean(tf.square(p), -1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
+        sparse_in_pairs,
+    ],
+)
+def test_labels_that_the_loss_allows(loss):
+    """The root makes NaN, and not the label -1."""
+    y = np.array([0, 1, 2, -1, 3, 0, 1, 2])
+    root = layers.Lambda(lambda v: tf.sqrt(-1.0 - tf.abs(v)), name="root")
+    report = report_of(dense(root, units=4), data(1)[0], y, loss)
+    assert report.first.frame.name == "root"
+    assert names(report) == ["a function outside its domain"]
+
+
 def embedded(length):
     ids = keras.Input((length,), dtype="int32")
     hidden = T.Embeddings(9, 4, max_length=6, name="embeddings")(ids)
