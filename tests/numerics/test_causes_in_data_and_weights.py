@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from non_finite_reports import dense, names, report_of
 from planted_nan_models import data
-from stack_marks import SOAK_ON_KERAS_2, extended, quick_rows
+from stack_marks import IS_KERAS_2, SOAK_ON_KERAS_2, extended, quick_rows
 
 from tfwd.layers import transformer as T
 
@@ -45,6 +45,27 @@ def test_label_out_of_range():
     assert (
         "labels 7 in row 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
     )
+
+
+def sparse_in_pairs(y, p):
+    """Returns a custom loss that allows each label."""
+    return tf.reduce_mean(tf.square(p), -1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1),
+        sparse_in_pairs,
+    ],
+)
+def test_labels_that_the_loss_allows(loss):
+    """The root makes NaN, and not the label -1."""
+    y = np.array([0, 1, 2, -1, 3, 0, 1, 2])
+    root = layers.Lambda(lambda v: tf.sqrt(-1.0 - tf.abs(v)), name="root")
+    report = report_of(dense(root, units=4), data(1)[0], y, loss)
+    assert report.first.frame.name == "root"
+    assert names(report) == ["a function outside its domain"]
 
 
 def embedded(length):
@@ -103,6 +124,16 @@ def test_learning_rate(value):
     assert report.step == 3
     assert names(report)[0] == "a learning rate that is not finite or negative"
     assert report.first.frame.kind == "learning rate"
+
+
+@pytest.mark.skipif(IS_KERAS_2, reason="Keras 2 does not accumulate gradients")
+def test_the_iterations_that_a_schedule_gets():
+    """The schedule gets 0, 1 and 2 in the first three steps. Only one update was made before."""
+    x, y = data(4)
+    optimizer = keras.optimizers.SGD(Breaking(np.nan), gradient_accumulation_steps=2)
+    report = report_of(dense(), x, y, optimizer=optimizer)
+    assert report.step == 3
+    assert "for iterations = 2." in report.causes[0].evidence
 
 
 @pytest.mark.slow

@@ -127,6 +127,42 @@ def test_normalization():
     assert "epsilon = 0.0. Its input is 1 everywhere." in report.causes[0].evidence
 
 
+def submodel(layer, shape, name):
+    inputs = layers.Input(shape)
+    return keras.Model(inputs, layer(inputs), name=name)
+
+
+def test_two_normalizations_of_the_same_name():
+    """The input of the second one is constant, and only its epsilon is 0."""
+    x, y = data(2)
+    first, second = (layers.LayerNormalization(epsilon=e, name="norm") for e in (1e-3, 0.0))
+    inputs = layers.Input((6,))
+    hidden = submodel(first, (6,), "encoder")(inputs)
+    hidden = layers.Dense(3, kernel_initializer="zeros", name="zeros")(hidden)
+    hidden = submodel(second, (3,), "decoder")(hidden)
+    report = report_of(keras.Model(inputs, layers.Dense(1)(hidden)), x, y)
+    assert report.first.frame.name == "decoder/norm"
+    said = {cause.name: cause.evidence for cause in report.causes}["a variance near zero"]
+    assert "plus epsilon = 0.0." in said
+
+
+def test_two_recurrent_layers_of_the_same_name():
+    """The first one uses tanh: its outputs are 1. The state of the second one is exp(1 + state).
+
+    The states are 2.7, 41 and 2e18, and then infinity.
+    """
+    x, y = np.full((8, 9, 1), 1e3, "float32"), np.ones((8, 1), "float32")
+    ones = {"kernel_initializer": "ones", "recurrent_initializer": "ones", "name": "rnn"}
+    bounded = layers.SimpleRNN(1, return_sequences=True, **ones)
+    unbounded = layers.SimpleRNN(1, activation=tf.exp, **ones)
+    inputs = layers.Input((9, 1))
+    hidden = submodel(bounded, (9, 1), "encoder")(inputs)
+    hidden = submodel(unbounded, (9, 1), "decoder")(hidden)
+    report = report_of(keras.Model(inputs, layers.Dense(1)(hidden)), x, y)
+    assert report.first.frame.name == "decoder/rnn"
+    assert 'Its activation="exp" is unbounded' in report.causes[0].evidence
+
+
 @pytest.mark.parametrize("follows", [False, True])
 def test_a_gradient_through_a_normalization(follows):
     """Checks that the layer is blamed for its own gradient, not for the gradient that it gets."""

@@ -277,3 +277,32 @@ def test_a_message_per_output_is_for_those_that_are_bad():
     first, second = report.causes
     assert "output 'h0' is not: its non-finite values are in row 2" in first.evidence
     assert "output 'h1' is not: its non-finite values are in row 6" in second.evidence
+
+
+class Times(layers.Layer):
+    """A layer that multiplies by a weight. With the loss below, its gradient is the mean input."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(1,), initializer="ones", name="w")
+
+    def call(self, inputs):
+        return inputs * self.w
+
+
+def own_output(y, p):
+    return p
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_growth_is_counted_in_steps(every):
+    """The gradient doubles in each step: it is 2**i in step i, counted from 0."""
+    x = np.repeat(2.0 ** np.arange(25), 2)[:, None].astype("float32")
+    x[-2:] = np.inf
+    model = keras.Sequential([layers.Input((1,)), Times(name="times")])
+    model.compile(keras.optimizers.SGD(0.0), own_output)
+    check = FiniteCheck(every_n_steps=every, exclude=["x", "y"])
+    with pytest.raises(NonFiniteError) as caught:
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0, callbacks=[check])
+    (cause,) = caught.value.report.causes
+    assert cause.name == "exploding gradients"
+    assert "by a factor of 2 per step" in cause.evidence

@@ -19,6 +19,7 @@ from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.bad_step_report import NonFiniteError, Report
+from tfwd.numerics.causes.evidence import STEP
 from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
@@ -314,7 +315,8 @@ class FiniteCheck(keras.callbacks.Callback):
         self._policy.good_step()
         self.scaled_down += outcome.scaled_down
         self._past.append(
-            {
+            {STEP: self._step + 1}
+            | {
                 frame.name: extent
                 for frame, extent in self._extents(outcome)
                 if frame.kind in ("weight gradient", "loss")

@@ -56,7 +56,7 @@ class Diagnosis:
         Args:
             data: the batch.
             step: int. The step's number, from 1.
-            history: the extents of gradients and loss in earlier steps, by path.
+            history: the extents of gradients and loss in earlier steps, by path, and their numbers.
             is_first: bool. True if the step is the first one; `None` after an unchecked step.
         """
         outcome, model = self._step(data), self._model

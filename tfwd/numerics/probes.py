@@ -137,7 +137,8 @@ class Probes:
 
         Args:
             history: a list with a dict for each earlier step, from any name to the norm of a
-                gradient. It helps to find the likely cause. Default (), for none.
+                gradient. The name "step" is for the step's number. Without it, the steps follow one
+                another. The history helps to find the likely cause. Default (), for none.
 
         Returns:
             A `Report`. If everything was finite, its table has all tensors and their ranges. With

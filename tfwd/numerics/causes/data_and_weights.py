@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,9 +11,10 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.losses_by_output import loss_name, outputs
+from tfwd.numerics.causes.losses_by_output import outputs
 from tfwd.numerics.tensor_measurements import positions_text, rows_text
 
 
@@ -98,12 +100,15 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
     """Checks for labels that are not a class of the model."""
     for one in outputs(evidence):
         values = evidence.data.get(one.label)
-        if "sparse" not in loss_name(one.loss).lower() or values is None:
+        if values is None or not _is_sparse_loss(one.loss):
             continue
         if not np.issubdtype(values.dtype, np.number):
             continue
         classes = one.prediction.detail.width
         outside = (values < 0) | (values >= classes)
+        ignored = getattr(one.loss, "ignore_class", None)
+        if ignored is not None:
+            outside &= values != ignored
         if outside.any():
             rows = outside.reshape(len(values), -1).any(1) if values.ndim else outside
             wrong = sorted({int(v) for v in values[outside].ravel()})[:5]
@@ -136,12 +141,25 @@ def _classes(evidence: Evidence, name: str) -> str:
     return ", ".join(str(int(one)) for one in classes[:5])
 
 
+def _is_sparse_loss(loss: Any) -> bool:
+    """Returns True for Keras's cross-entropy of class numbers. Other losses may allow any label."""
+    found = keras.losses.get(loss) if isinstance(loss, str) else loss
+    kind = keras.losses.SparseCategoricalCrossentropy
+    if isinstance(found, kind):
+        return _keras.is_of_keras(type(found), "call")
+    return found is keras.losses.sparse_categorical_crossentropy
+
+
 def _iterations(evidence: Evidence) -> str:
     """Returns the optimizer's iterations, which schedules get, as text."""
     if not isinstance(evidence.model, keras.Model):
         return ""
-    found = {
-        int(tf.convert_to_tensor(optimizer.iterations).numpy())
-        for optimizer in _keras_training.optimizers(evidence.model)
-    }
+    optimizers = _keras_training.optimizers(evidence.model)
+    leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
+    # With gradient accumulation, `iterations` of Keras counts updates. Schedules get the steps.
+    counters = [
+        leaf.iterations if getattr(leaf, "_iterations", None) is None else leaf._iterations
+        for leaf in leaves
+    ]
+    found = {int(tf.convert_to_tensor(counter).numpy()) for counter in counters}
     return f", for iterations = {', '.join(map(str, sorted(found)))}" if found else ""

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfwd import _keras
 from tfwd.numerics.bad_step_report import Measurement
+
+STEP = "step"  # the name of the step's number in a history
 
 
 class Evidence(NamedTuple):
@@ -19,6 +22,7 @@ class Evidence(NamedTuple):
         data: dict of the batch's arrays by name, `x`, `y[0]`.
         predictions: the measurements of the loss's inputs.
         history: the extents of each weight's gradient, by path, and of the loss, in the last steps.
+            `STEP` is the step's number. Without it, the steps follow one another.
         model: the model.
         loss: str. The names of the model's losses.
         is_first: bool. True for the first step of this training; `None` if it is unknown whether
@@ -47,6 +51,22 @@ class Evidence(NamedTuple):
     def bad(self, *kinds: str) -> list[Measurement]:
         """Returns the non-finite measurements of frames of some kinds."""
         return [one for one in self.of(*kinds) if not one.is_finite]
+
+    def layer(self, path: str) -> Any:
+        """Returns the layer of a frame's path; None if no layer or several layers have the path.
+
+        The path has the names of the layers whose calls contain the layer's call. A layer may
+        call a layer that is not its direct sublayer.
+        """
+        found: list[Any] = [self.model]
+        for name in path.split("/"):
+            direct = [x for one in found for x in _keras.layers.sublayers(one) if x.name == name]
+            deeper = [x for one in found for x in _keras.layers.all_layers(one) if x.name == name]
+            found = direct or deeper
+        if not found:  # a layer that calls a layer of another layer
+            last = path.rpartition("/")[2]
+            found = [x for x in _keras.layers.all_layers(self.model) if x.name == last]
+        return found[0] if len({id(one) for one in found}) == 1 else None
 
     @property
     def batch_size(self) -> int:

@@ -42,9 +42,8 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     if output is None or output.frame.layer not in NORMALIZING:
         return
     kind = output.frame.layer
-    last = name.rpartition("/")[2]
-    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == last), None)
-    epsilon = getattr(layer, "epsilon", None)
+    epsilon = getattr(evidence.layer(name), "epsilon", None)
+    value = "" if epsilon is None else f" = {epsilon}"
     what = f"the output of a {kind}, which divides"
     if first.frame.kind == "gradient":
         what = f"the gradient that '{name}' returns. '{name}' is a {kind}, which divides"
@@ -63,8 +62,8 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
         )
     yield Cause(
         "a variance near zero",
-        f"The first non-finite tensor is {what} by the root of a variance plus epsilon = "
-        f"{epsilon}.{detail}",
+        f"The first non-finite tensor is {what} by the root of a variance plus epsilon"
+        f"{value}.{detail}",
         advice,
     )
 

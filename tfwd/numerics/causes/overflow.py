@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause, Measurement
-from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.evidence import STEP, Evidence
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1
@@ -101,19 +101,23 @@ def overflows_half(evidence: Evidence) -> bool:
 
 def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     """Checks for gradients that grew in the last steps, and for very large numbers."""
-    growth: dict[str, tuple[float, float, float]] = {}  # last value, growth per step, total growth
+    # last value, growth per checked step, total growth, and growth per step
+    growth: dict[str, tuple[float, float, float, float]] = {}
     history = list(evidence.history)
+    steps = [past.get(STEP, i) for i, past in enumerate(history)]
     for name in history[-1] if history else ():
-        values = [past[name] for past in history if past.get(name, 0.0) > 0]
-        values = [value for value in values if np.isfinite(value)][-6:]
-        if len(values) >= 3:
-            total = values[-1] / values[0]
-            growth[name] = values[-1], total ** (1 / (len(values) - 1)), total
+        sizes = [(step, past.get(name, 0.0)) for step, past in zip(steps, history, strict=True)]
+        sizes = [one for one in sizes if one[1] > 0 and np.isfinite(one[1])][-6:]
+        if name != STEP and len(sizes) >= 3:
+            (begin, smaller), (end, larger) = sizes[0], sizes[-1]
+            total = larger / smaller
+            rate = total ** (1 / max(end - begin, 1))
+            growth[name] = larger, total ** (1 / (len(sizes) - 1)), total, rate
     growth.pop("loss", None)
     grown = {name: one for name, one in growth.items() if one[1] > 1.5 and one[2] > 10}
     if grown and 2 * len(grown) >= len(growth):
         leader = max(grown, key=lambda name: grown[name][1])
-        size, factor, _ = grown[leader]
+        size, _, _, factor = grown[leader]
         yield Cause(
             "exploding gradients",
             f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "

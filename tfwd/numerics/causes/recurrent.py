@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause, is_recurrent
 from tfwd.numerics.causes.evidence import Evidence
 
@@ -20,8 +19,7 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     step = int(steps.argmax())
     if not step:
         return
-    name = first.frame.name.rpartition("/")[2]
-    layer = next((x for x in _keras.layers.all_layers(evidence.model) if x.name == name), None)
+    layer = evidence.layer(first.frame.name)
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     unbounded = bool(activation) and activation not in BOUNDED
     reason = (
