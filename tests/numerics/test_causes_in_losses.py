@@ -128,3 +128,28 @@ def test_a_mean_of_nothing():
 
     (cause,) = report_of(dense(), abs(x), y, positive).causes
     assert "a mean over no elements" in cause.advice
+
+
+def logarithm(name):
+    return layers.Lambda(lambda v: tf.math.log(v), name=name)
+
+
+def test_sample_weights_do_not_explain_the_forward_pass():
+    """The logarithms of negative outputs are NaN before the loss uses the weights."""
+    x, y = data(1)
+    model = dense(logarithm("log"), layers.Dense(1, name="last"), units=4)
+    report = report_of(model, x, y, sample_weight=np.zeros(8))
+    assert report.first.frame.name == "log"
+    assert names(report) == ["a function outside its domain"]
+
+
+def test_zeros_of_a_parallel_layer():
+    """The logarithm takes the outputs of 'second', and not the zeros of 'first'."""
+    x, y = data(1)
+    inputs = layers.Input((6,))
+    first = layers.Dense(4, kernel_initializer="zeros", name="first")(inputs)
+    second = logarithm("log")(layers.Dense(4, name="second")(inputs))
+    outputs = layers.Dense(1)(layers.Concatenate()([first, second]))
+    report = report_of(keras.Model(inputs, outputs), x, y)
+    assert report.first.frame.name == "log"
+    assert "a division of 0 by 0" not in names(report)

@@ -16,7 +16,8 @@ from tfwd.numerics.tensor_measurements import rows_text
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
     for name, values in evidence.data.items():
-        if name.startswith("sample_weight") and values.size and not values.any():
+        weighs = name.startswith("sample_weight") and evidence.first.frame.kind == "loss"
+        if weighs and values.size and not values.any():
             yield Cause(
                 "a division of 0 by 0",
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
@@ -25,8 +26,8 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     before, first = evidence.before, evidence.first
     if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
         return
-    summary, found = before.detail.summary, first.detail.summary
-    if summary.size and summary.zeros == summary.size and found.nan:
+    summary, found, takes = before.detail.summary, first.detail.summary, _may_take(evidence, before)
+    if summary.size and summary.zeros == summary.size and found.nan and takes:
         yield Cause(
             "a division of 0 by 0",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
@@ -39,7 +40,8 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
         return
     if is_recurrent(first.frame) and not first.detail.steps[:1].any():
         return  # it is finite at the first time step
-    seen = list(_seen_in_rows(before, first)) + list(_seen_in_data(evidence, first))
+    seen = list(_seen_in_rows(before, first)) if takes else []
+    seen += _seen_in_data(evidence, first)
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             "a division of 0 by 0",
@@ -49,6 +51,13 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
             "-infinity is NaN too); otherwise add a small number to the divisor (a sum, norm or "
             "deviation), or remove these examples.",
         )
+
+
+def _may_take(evidence: Evidence, before: Measurement) -> bool:
+    """Returns False if it is known that the first non-finite layer takes other tensors only."""
+    name = evidence.first.frame.name
+    takers = [x.frame for x in evidence.of("gradient") if name in x.frame.source]
+    return not takers or before.frame.name in {frame.name for frame in takers}
 
 
 def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
