@@ -42,6 +42,31 @@ def test_a_square_kernel_is_transposed_too(tmp_path):
     np.testing.assert_allclose(model(x), x @ weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+@pytest.mark.parametrize(
+    ("mapping", "copy", "outputs_first"),
+    [
+        ({"d/kernel": Key("head.weight", copies=("tok.weight",))}, "tok.weight", True),
+        ({"d/kernel": Key("head.kernel", copies=("tok.kernel",))}, "tok.kernel", False),
+        ({"d/kernel": Key("head.weight", copies=("tok.table",))}, "tok.table", True),
+        ({"d": Key("head", copies=("tok.weight",))}, "tok.weight", True),
+        ({"d": Key("head", copies=("tok.kernel",))}, "tok.kernel", False),
+    ],
+)
+def test_a_copy_without_its_key_keeps_the_layout(kind, mapping, copy, outputs_first, tmp_path):
+    """Checks a file that has only the copy. The kind of file does not matter."""
+    tensor, x = normal(4, 4), normal(2, 4)
+    file = tmp_path / f"model.{kind}"
+    if kind == "npz":
+        np.savez(file, **{copy: tensor})
+    else:
+        save_file({copy: tensor}, file)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, use_bias=False, name="d")])
+    load(model, file, mapping=mapping)
+    expected = x @ (tensor.T if outputs_first else tensor)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("equation", "shape", "output"),
     [

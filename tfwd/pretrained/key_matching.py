@@ -14,6 +14,7 @@ from tfwd.pretrained.key_rules import (
     KeyRules,
     find_prefix,
     possible_keys,
+    style_of_copy,
 )
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
@@ -93,8 +94,8 @@ class KeyMatching:
         if target.path not in self._choices:
             return None
         key, names = self._choices[target.path]
-        styles = {self.prefix + name: is_torch for name, is_torch in names.items()}
-        found = [name for name in styles if name in self._source.entries]
+        found = [self.prefix + name for name in names]
+        found = [name for name in found if name in self._source.entries]
         copies = [self.prefix + copy for copy in key.copies]
         copies = [copy for copy in copies if copy in self._source.entries]
         if not found and copies:
@@ -109,7 +110,7 @@ class KeyMatching:
         name = found[0]
         transposed = key.transposed
         if transposed is None:
-            transposed = styles.get(name)
+            transposed = self._styles(target)[name]
         if transposed is None:
             transposed = self._source.transposed
         orders = _orders_with_key(self._orders.get(id(target.owner)), key)
@@ -127,17 +128,22 @@ class KeyMatching:
             )
         return Step(target, name, entry, layout, tuple(copies))
 
+    def _styles(self, target: Target) -> dict[str, bool | None]:
+        """Returns the style of each key of a variable, and of each copy, as in `possible_keys`."""
+        key, names = self._choices[target.path]
+        copies = {copy: style_of_copy(target, copy, names) for copy in key.copies}
+        return {self.prefix + name: is_torch for name, is_torch in {**copies, **names}.items()}
+
     def _has_keras_kernel(self, target: Target) -> bool:
         """Returns True if the file has another weight of the same layer in Keras's style."""
         for other in self._targets:
             if other.owner is not target.owner or other.path not in self._choices:
                 continue
-            key, names = self._choices[other.path]
-            if key.transposed is False:
+            if self._choices[other.path][0].transposed is False:
                 return True
             if any(
-                is_torch is False and self.prefix + name in self._source.entries
-                for name, is_torch in names.items()
+                is_torch is False and name in self._source.entries
+                for name, is_torch in self._styles(other).items()
             ):
                 return True
         return False

@@ -182,6 +182,23 @@ def possible_keys(target: Target, key: Key, is_layer: bool) -> dict[str, bool | 
     }
 
 
+def style_of_copy(target: Target, copy: str, names: dict[str, bool | None]) -> bool | None:
+    """Returns the style of a copy of a variable's tensor, as in `possible_keys`.
+
+    A copy is the same tensor, so it has the key's style. If the style of the key is unclear, or the
+    key has several possible names, the last component of the copy decides.
+
+    Args:
+        target: The variable.
+        copy: Key of the copy.
+        names: Possible keys of the variable, from `possible_keys`.
+    """
+    of_key = next(iter(names.values())) if len(names) == 1 else None
+    if of_key is not None:
+        return of_key
+    return _is_torch_style(target, copy, re.split(r"[./]", copy)[-1])
+
+
 def _is_torch_style(target: Target, name: str, last: str) -> bool | None:
     """Returns True if the last component of a key is PyTorch's, False if Keras's, else None."""
     is_torch = _NAMES_IN_FILES.get(target.name, {}).get(last)
