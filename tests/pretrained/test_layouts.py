@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from stack_marks import needs_keras3
 
 from tfwd.pretrained import Key, PlanError, load, plan
 
@@ -40,6 +41,24 @@ def test_a_square_kernel_is_transposed_too(tmp_path):
     mapping = {"d/kernel": Key("odd", transposed=False)}
     model = loaded(layer, (4,), {"odd": weight}, tmp_path, mapping)
     np.testing.assert_allclose(model(x), x @ weight, rtol=1e-4, atol=1e-6)
+
+
+@needs_keras3("ReversibleEmbedding")
+@pytest.mark.parametrize("vocabulary", [4, 5])
+@pytest.mark.parametrize("transposed", [None, True, False])
+def test_a_head_beside_an_embedding(vocabulary, transposed, tmp_path):
+    table, head, x = normal(vocabulary, 4), normal(vocabulary, 4), normal(2, 4)
+    layer = layers.ReversibleEmbedding(vocabulary, 4, tie_weights=False, name="e")
+    mapping = {
+        "e/embeddings": "tok.weight",
+        "e/reverse_embeddings": Key("lm_head.weight", transposed=transposed),
+    }
+    in_file = head.T.copy() if transposed is False else head
+    tensors = {"tok.weight": table, "lm_head.weight": in_file}
+    model = loaded(layer, (3,), tensors, tmp_path, mapping)
+    np.testing.assert_array_equal(layer.embeddings, table)
+    np.testing.assert_allclose(layer(x, reverse=True), x @ head.T, rtol=1e-4, atol=1e-6)
+    assert model.count_params() == 8 * vocabulary
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])

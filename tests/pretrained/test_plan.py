@@ -127,6 +127,14 @@ def test_missing_and_unexpected_as_is_said(folder):
     refused(model, folder, "the file must have (2, 3)", strict=False)
 
 
+def test_one_key_with_two_layouts(folder):
+    """The order of the two patterns does not matter."""
+    for first in (0, 1):
+        both = [(r"layer_(\d)", r"enc.\1"), ("layer_0", Key("enc.0", transposed=False))]
+        mapping = dict([*both[first:], *both[:first], ("layer_1", "out")])
+        refused(model_of(), folder, "'layer_0/kernel' has the key 'enc.0' twice", mapping=mapping)
+
+
 def test_two_keys_for_one_variable(folder):
     refused(
         model_of(),

@@ -69,6 +69,11 @@ class KeyMatching:
                     f"'{target.path}' has two keys in the mapping, {names}: let only one pattern "
                     "match it"
                 )
+            elif any(key != found[0][1] for _, key, _ in found):
+                self.mistakes.append(
+                    f"'{target.path}' has the key '{found[0][1].name}' twice in the mapping, with "
+                    "different properties: let only one pattern match it"
+                )
             if found:
                 _, key, is_layer = found[0]
                 self._choices[target.path] = key, possible_keys(target, key, is_layer)

@@ -111,6 +111,8 @@ def _layout_by_owner(target: Target) -> Layout:
         return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
     if _is_slope_per_feature(target):
         return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
+    if isinstance(owner, keras.layers.Embedding) and name == "reverse_embeddings":
+        return Layout.permuted(shape, (1, 0))
     if not is_known_layout(target):
         return Layout.permuted(shape, (1, 0)) if len(shape) == 2 else Layout.unchanged(shape)
     if name not in MATRICES:
