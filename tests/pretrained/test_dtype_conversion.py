@@ -7,6 +7,7 @@ from pretrained_plan_tools import MAPPING, layers, model_of, refused, rewrite, t
 from safetensors.numpy import save_file
 
 from tfwd.pretrained import load, plan
+from tfwd.pretrained.number_checks import count_non_finite
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
@@ -100,3 +101,12 @@ def test_first_numbers_that_are_not_finite_do_not_decide(tmp_path):
     for name in ("w.safetensors", "w.npz"):
         with pytest.warns(UserWarning, match="2,047 of 2,048 numbers of 'd/kernel' are not finite"):
             load(model, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("number", "count"), [(1.12109375, 0), (np.inf, 3), (np.nan, 3), (65504.0, 0)]
+)
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_half_precision_numbers_of_either_byte_order(order, number, count):
+    block = np.full([3], number, f"{order}f2")
+    assert count_non_finite(block) == count

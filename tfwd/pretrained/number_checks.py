@@ -41,7 +41,8 @@ def problems_in_numbers(
         if _has_no_finite_number(source, step):
             found.append(
                 f"key '{key}', for '{path}', has no finite number: get the file again, or "
-                f"skip the key with ignore={key!r} and allow_missing={path!r}"
+                "remove the variable from the mapping and give "
+                f"ignore={key!r} and allow_missing={path!r}"
             )
             continue
         largest, nonzero, zeros = _narrowed(source, step)
@@ -64,7 +65,8 @@ def count_non_finite(block: np.ndarray) -> int:
     """Returns how many numbers are NaN or infinite. For most blocks, one sum suffices."""
     name = block.dtype.name
     if name in _EXPONENTS:
-        bits = np.ascontiguousarray(block).view(np.uint16) & _EXPONENTS[name]
+        native = block.astype(block.dtype.newbyteorder("="), copy=False)
+        bits = np.ascontiguousarray(native).view(np.uint16) & _EXPONENTS[name]
         return int(np.count_nonzero(bits == _EXPONENTS[name]))
     if block.dtype.kind != "f":
         return 0
