@@ -306,3 +306,17 @@ def test_growth_is_counted_in_steps(every):
     (cause,) = caught.value.report.causes
     assert cause.name == "exploding gradients"
     assert "by a factor of 2 per step" in cause.evidence
+
+
+def test_a_later_fit_can_diverge_by_earlier_steps():
+    """Each fit makes one step with a learning rate that is much too large."""
+    keras.utils.set_random_seed(1)
+    model = dense(layers.Dense(16, name="second"), layers.Dense(1, name="last"))
+    model.compile(keras.optimizers.SGD(20.0), "mse")
+    x, y = np.ones([4, 6], "float32"), np.ones([4, 1], "float32")
+    with pytest.raises(NonFiniteError) as caught:
+        for _ in range(50):
+            model.fit(x, y, verbose=0, callbacks=[FiniteCheck()])
+    assert int(model.optimizer.iterations) > 0
+    assert "exploding gradients" in names(caught.value.report)
+    assert "This is the first step of the training" not in str(caught.value.report)

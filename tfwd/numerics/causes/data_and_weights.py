@@ -7,11 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import training as _keras_training
-from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import outputs
@@ -53,7 +50,10 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
     names = ", ".join(f"'{one.frame.name}'" for one in bad[:3])
     more = f" and {len(bad) - 3} others" if len(bad) > 3 else ""
     when = {
-        True: "This is the first step of the training: the values came from a file or an "
+        True: "This is the first step of this training, and the model was trained before: the "
+        "values came from earlier steps or from a file."
+        if evidence.was_trained()
+        else "This is the first step of the training: the values came from a file or an "
         "initializer.",
         False: "They were finite after the previous step: other code has changed them since.",
         None: "They were not finite at the start, or an unchecked step changed them: check each "
@@ -64,7 +64,7 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         when = "A layer or other code changed them: steps check only trainable weights."
     yield Cause(
         "weights that are not finite already",
-        f"{names}{more} are not finite before the step. {when}",
+        f"{names}{more} {'are' if bad[1:] else 'is'} not finite before the step. {when}",
         "load an earlier checkpoint, and test each file with numpy.isfinite before training.",
     )
 
@@ -152,14 +152,5 @@ def _is_sparse_loss(loss: Any) -> bool:
 
 def _iterations(evidence: Evidence) -> str:
     """Returns the optimizer's iterations, which schedules get, as text."""
-    if not isinstance(evidence.model, keras.Model):
-        return ""
-    optimizers = _keras_training.optimizers(evidence.model)
-    leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
-    # With gradient accumulation, `iterations` of Keras counts updates. Schedules get the steps.
-    counters = [
-        leaf.iterations if getattr(leaf, "_iterations", None) is None else leaf._iterations
-        for leaf in leaves
-    ]
-    found = {int(tf.convert_to_tensor(counter).numpy()) for counter in counters}
+    found = evidence.iterations()
     return f", for iterations = {', '.join(map(str, sorted(found)))}" if found else ""

@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_report import Measurement
 
 STEP = "step"  # the name of the step's number in a history
@@ -51,6 +54,23 @@ class Evidence(NamedTuple):
     def bad(self, *kinds: str) -> list[Measurement]:
         """Returns the non-finite measurements of frames of some kinds."""
         return [one for one in self.of(*kinds) if not one.is_finite]
+
+    def iterations(self) -> set[int]:
+        """Returns the numbers of steps that the model's optimizers have made."""
+        if not isinstance(self.model, keras.Model):
+            return set()
+        optimizers = _keras_training.optimizers(self.model)
+        leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
+        # With gradient accumulation, `iterations` of Keras counts updates. Schedules get the steps.
+        counters = [
+            leaf.iterations if getattr(leaf, "_iterations", None) is None else leaf._iterations
+            for leaf in leaves
+        ]
+        return {int(tf.convert_to_tensor(counter).numpy()) for counter in counters}
+
+    def was_trained(self) -> bool:
+        """Returns True if an optimizer of the model has made a step before this step."""
+        return any(count > 0 for count in self.iterations())
 
     def layer(self, path: str) -> Any:
         """Returns the layer of a frame's path; None if no layer or several layers have the path.

@@ -138,13 +138,20 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
         scale = large_inputs(evidence, "")
         forward = evidence.first.frame.direction == "forward"
+        is_first = evidence.is_first and not evidence.was_trained()
         grown_weights = any(one.frame.kind == "weight" for one in enormous)
-        if forward and (evidence.is_first or not (grown_weights or evidence.history)):
-            yield _first_step_cause(evidence, largest, scale)
+        if forward and (is_first or not (grown_weights or evidence.history)):
+            when = (
+                "This is the first step of the training: neither gradients nor the learning rate "
+                "are the cause."
+                if is_first
+                else "The sizes of earlier gradients are not known."
+            )
+            yield _overflow_without_updates(largest, scale, when)
             return
         first_steps = (
             ""
-            if grown_weights and not evidence.is_first
+            if grown_weights and not is_first
             else "; in one of the first steps, check the initial weights and the scale of the data"
         )
         yield Cause(
@@ -156,14 +163,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
-def _first_step_cause(evidence: Evidence, largest: Measurement, scale: str) -> Cause:
+def _overflow_without_updates(largest: Measurement, scale: str, when: str) -> Cause:
     """Returns the cause for an overflow in forward, if no update has caused it."""
-    when = (
-        "This is the first step of the training: neither gradients nor the learning rate are the "
-        "cause."
-        if evidence.is_first
-        else "Gradients were moderate before."
-    )
     return Cause(
         "an overflow in the forward pass",
         f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g}, before anything is "
