@@ -153,5 +153,5 @@ def test_weights():
     model.get_layer("dense").set_weights([kernel, np.zeros(1)])
     report = report_of(model, x, y)
     assert names(report) == ["weights that are not finite already"]
-    assert "dense/kernel' are not finite before the step" in report.causes[0].evidence
+    assert "dense/kernel' is not finite before the step" in report.causes[0].evidence
     assert "from a file or an initializer" in report.causes[0].evidence
