@@ -318,3 +318,8 @@ def _goes_on_with_keras(leaf: Any, method: str) -> bool:
     definer = defining_class(type(leaf), method)
     addons = definer.__module__.startswith("tensorflow_addons.")
     return addons and definer.__name__ in _FOLLOWABLE
+
+
+def steps(leaf: Any) -> int:
+    """Returns the number of steps of an optimizer. Its learning-rate schedule gets this number."""
+    return int(tf.convert_to_tensor(leaf.iterations).numpy())

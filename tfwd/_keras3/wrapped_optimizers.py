@@ -288,3 +288,12 @@ class OptimizerWrapper(OptimizerHolder, SavesOwnVariables, Optimizer):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         self.inner.finalize_variable_values(var_list)
+
+
+def steps(leaf: Any) -> int:
+    """Returns the number of steps of an optimizer. Its learning-rate schedule gets this number.
+
+    With gradient accumulation, `iterations` of Keras 3 counts updates, and each takes many steps.
+    """
+    own = getattr(leaf, "_iterations", None)
+    return int(tf.convert_to_tensor(leaf.iterations if own is None else own).numpy())

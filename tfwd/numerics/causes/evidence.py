@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
@@ -61,12 +60,7 @@ class Evidence(NamedTuple):
             return set()
         optimizers = _keras_training.optimizers(self.model)
         leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
-        # With gradient accumulation, `iterations` of Keras counts updates. Schedules get the steps.
-        counters = [
-            leaf.iterations if getattr(leaf, "_iterations", None) is None else leaf._iterations
-            for leaf in leaves
-        ]
-        return {int(tf.convert_to_tensor(counter).numpy()) for counter in counters}
+        return {wrapped_optimizers.steps(leaf) for leaf in leaves}
 
     def was_trained(self) -> bool:
         """Returns True if an optimizer of the model has made a step before this step."""
