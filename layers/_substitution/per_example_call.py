@@ -8,7 +8,7 @@ activation follow it.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -106,7 +106,34 @@ def check_inputs(
         )
 
 
-def check_examples(layer: keras.Layer, target: Target, examples: int | None) -> None:
+def effective_weight(
+    layer: keras.Layer,
+    target: Target,
+    bound: Sequence[chain.BoundParametrization],
+    examples: int | None,
+) -> tf.Tensor:
+    """Returns the effective value of a weight, from its present raw value.
+
+    Args:
+        layer: Layer, for messages.
+        target: The weight.
+        bound: Parametrizations of the weight, in order.
+        examples: int. Number of examples, if the weight has a mask for each example. Otherwise
+            unused.
+
+    Raises:
+        ValueError: If the weight has a mask for each example, and `examples` is no positive int.
+    """
+    shared, per_example = chain.per_example(bound)
+    value = chain.apply(_keras.variables.value(target.variable), shared)
+    if per_example is None:
+        return value
+    _check_examples(layer, target, examples)
+    element, seed = per_example
+    return element.of_examples(value, seed, examples)
+
+
+def _check_examples(layer: keras.Layer, target: Target, examples: int | None) -> None:
     """Raises a ValueError if the number of examples is missing or not a positive integer."""
     if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
         raise ValueError(

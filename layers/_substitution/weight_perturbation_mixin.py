@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfwd import _keras, training_flag
 from tfwd._graph import custom_gradient, private_graph_apis, stateless_call
 from tfwd.layers._substitution import (
+    acting_parametrizations,
     caller_detection,
     embedding_lookup,
     first_call_analysis,
@@ -43,7 +44,6 @@ from tfwd.layers._substitution.weight_selection import (
     TargetedWeights,
 )
 from tfwd.parametrizations import Parametrization, chain
-from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
 from tfwd.pretrained import weight_change_listeners
 
@@ -352,22 +352,25 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         self._check_has_weights()
         result = {}
         for target, _ in self._targeted():
-            bound = bound_parametrizations(self, target.variable, call - self.calls)
-            bound, last = chain.per_example(bound)
-            result[target.name] = chain.apply(_keras.variables.value(target.variable), bound)
-            if last is not None:
-                per_example_call.check_examples(self._subject(), target, examples)
-                element, seed = last
-                result[target.name] = element.of_examples(result[target.name], seed, examples)
+            acting = acting_parametrizations.acting(self, target.variable, call - self.calls)
+            bound = [bound for _, bound in acting]
+            result[target.name] = per_example_call.effective_weight(
+                self._subject(), target, bound, examples
+            )
         return result
+
+    def _parametrization_of(self, variable: keras.Variable) -> TargetedWeights:
+        """Returns a weight with its parametrization, or an empty list if it has none."""
+        if not _keras.layer_building.has_weights(self._subject()):
+            return []
+        return [pair for pair in self._targeted() if pair[0].variable is variable]
 
     def _evaluation_weights(self) -> list[tuple[Target, tf.Tensor]]:
         """Returns the parametrized weights, each with the value that evaluation uses."""
         found = []
         for target, _ in self._targeted():
-            bound = [
-                b._replace(training=False) for b in bound_parametrizations(self, target.variable, 0)
-            ]
+            acting = acting_parametrizations.acting(self, target.variable, 0)
+            bound = [one._replace(training=False) for _, one in acting]
             raw = _keras.variables.value(target.variable)
             found.append((target, chain.apply(raw, chain.per_example(bound)[0])))
         return found
@@ -394,54 +397,3 @@ def _acts(parametrization: Parametrization, training: bool | tf.Tensor) -> bool:
     if training is False:
         return any(not element.stochastic for element in parametrization.elements())
     return True
-
-
-def bound_parametrizations(
-    layer: Any, variable: keras.Variable, ahead: int | tf.Tensor
-) -> list[BoundParametrization]:
-    """Returns the parametrizations of a variable `ahead` calls from now, in order.
-
-    They come from a layer and the layers inside it, by wrappers and in place.
-    """
-    return [bound for _, bound in owned_parametrizations(layer, variable, ahead)]
-
-
-def owned_parametrizations(
-    layer: Any, variable: keras.Variable, ahead: int | tf.Tensor, outside: frozenset = frozenset()
-) -> list[tuple[Any, BoundParametrization]]:
-    """Returns the parametrizations of `bound_parametrizations`, each with its wrapper or `InPlace`.
-
-    Args:
-        layer: Layer.
-        variable: Weight of the layer.
-        ahead: int. Number of calls from now.
-        outside: `InPlace` objects to leave out, because they act around the layer. Default none.
-    """
-    hook = method_hooks.hook_of(layer)
-    links = [] if hook is None else hook.links
-    # A link of an outer layer has computed the weight for all layers inside.
-    links = [x for x in links if id(variable) in x.substituted and x.in_place not in outside]
-    outside = outside | {link.in_place for link in links}
-    found = [
-        pair
-        for inner in _keras.layers.sublayers(layer)
-        for pair in owned_parametrizations(inner, variable, ahead, outside)
-    ]
-    if isinstance(layer, WeightPerturbationMixin) and _keras.layer_building.has_weights(
-        layer._subject()
-    ):
-        number = tf.cast(ahead + layer.calls, tf.int64)
-        for target, parametrization in layer._targeted():
-            if target.variable is variable and not parametrization.is_identity:
-                seed = layer.draws.seed_at(number, target.position)
-                held = layer.references
-                values = held.current_values(target, parametrization) if held is not None else ()
-                bound = BoundParametrization(parametrization.at(number), seed, True, values)
-                found.append((layer, bound))
-    found += [
-        (link.in_place, bound)
-        for link in links
-        for bound in link.in_place.bound_ahead(variable, ahead)
-    ]
-    distinct = {id(owner): (owner, bound) for owner, bound in found}.values()
-    return chain.in_order([(owner.addition_number, (owner, bound)) for owner, bound in distinct])

@@ -8,14 +8,13 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.layers._substitution import method_hooks, weight_patterns
+from tfwd.layers._substitution import acting_parametrizations, method_hooks, weight_patterns
 from tfwd.layers._substitution.in_place.layer_call import (
     distinct_layers,
     links_of,
     links_that_share,
 )
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
-from tfwd.layers._substitution.weight_perturbation_mixin import owned_parametrizations
 from tfwd.parametrizations import chain
 from tfwd.parametrizations.parametrized_layers import IN_PLACE, added_in_place
 
@@ -71,7 +70,7 @@ def evaluation_weights(layer: keras.Layer) -> list[tuple[keras.Variable, tf.Tens
     for target in targeted.values():
         acting = [
             (owner, bound._replace(training=False))
-            for owner, bound in owned_parametrizations(layer, target.variable, 0)
+            for owner, bound in acting_parametrizations.acting(layer, target.variable, 0)
             if not all(element.stochastic for element in bound.parametrization.elements())
         ]
         wrappers = [owner for owner, _ in acting if not isinstance(owner, InPlace)]

@@ -235,27 +235,27 @@ class _PresentDraws:
     """The draws of the running call, in place of a layer's own `SeedStream`."""
 
     def __init__(self, owner: InPlace) -> None:
-        self.targeted_hereer = owner
+        self._owner = owner
 
     @property
     def state(self) -> keras.Variable:
-        return self.targeted_hereer.draws.state
+        return self._owner.draws.state
 
     @property
     def calls(self) -> int | tf.Tensor:
-        return self.targeted_hereer.calls
+        return self._owner.calls
 
     @property
     def share_across_replicas(self) -> bool:
-        return self.targeted_hereer.draws.share_across_replicas
+        return self._owner.draws.share_across_replicas
 
     def next(self, training: bool | tf.Tensor = True) -> tf.Tensor:
         """Returns the number of the running call. The outermost layer has counted the call."""
-        return running_calls.by_owner()[self.targeted_hereer].state
+        return running_calls.by_owner()[self._owner].state
 
     def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
         """Returns the seeds of the weights at some positions."""
-        present = running_calls.by_owner()[self.targeted_hereer].seeds
+        present = running_calls.by_owner()[self._owner].seeds
         return [present[position] for position in positions]
 
 
@@ -302,6 +302,8 @@ def _shared(owner: InPlace, layer: keras.Layer, substituted: frozenset[int]) -> 
 
     The layer may read a weight of a layer inside it. The value must have all parametrizations.
     """
+    if not substituted:
+        return []
     return [
         owner.by_id[id(v)]
         for v in layer.weights
@@ -323,7 +325,7 @@ def links_that_share(link: Link) -> list[tuple[Link, Link]]:
     found = []
     for other in _links(link.layer):
         shared = _shared(other.in_place, link.layer, link.substituted - other.substituted)
-        if other is not link and shared:
+        if shared:
             targeted = [*other.targeted_here, *shared]
             found.append((other, Link(other.in_place, link.layer, targeted)))
     return found

@@ -11,11 +11,15 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, training_flag
-from tfwd.layers._substitution import caller_detection, method_hooks, per_example_call
+from tfwd.layers._substitution import (
+    acting_parametrizations,
+    caller_detection,
+    method_hooks,
+    per_example_call,
+)
 from tfwd.layers._substitution.in_place import running_calls
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
-from tfwd.layers._substitution.weight_perturbation_mixin import owned_parametrizations
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization, chain
 from tfwd.parametrizations.chain import BoundParametrization
@@ -190,38 +194,25 @@ class InPlace:
         result = {}
         ahead = call - self.calls
         for target, _ in targeted:
-            variable = target.variable
-            bound, last = chain.per_example(self._bound_so_far(variable, ahead))
-            result[target.name] = chain.apply(_keras.variables.value(variable), bound)
-            if last is not None:
-                per_example_call.check_examples(self.target, target, examples)
-                element, seed = last
-                result[target.name] = element.of_examples(result[target.name], seed, examples)
+            bound = self._bound_so_far(target.variable, ahead)
+            result[target.name] = per_example_call.effective_weight(
+                self.target, target, bound, examples
+            )
         return result
 
     def _bound_so_far(
         self, variable: keras.Variable, ahead: int | tf.Tensor
     ) -> list[BoundParametrization]:
         """Returns a variable's parametrizations in order, up to and including this `InPlace`."""
-        found = owned_parametrizations(self.target, variable, ahead)
+        found = acting_parametrizations.acting(self.target, variable, ahead)
         owners = [owner for owner, _ in found]
         last = owners.index(self) + 1 if self in owners else len(owners)
         return [bound for _, bound in found[:last]]
 
-    def bound_ahead(
-        self, variable: keras.Variable, ahead: int | tf.Tensor
-    ) -> list[BoundParametrization]:
-        """Returns a variable's parametrization `ahead` calls from now, or an empty list."""
+    def _parametrization_of(self, variable: keras.Variable) -> TargetedWeights:
+        """Returns a weight with its parametrization, or an empty list if it has none."""
         found = self.by_id.get(id(variable))
-        if found is None or found[1].is_identity:
-            return []
-        target, parametrization = found
-        number = tf.cast(ahead + self.calls, tf.int64)
-        seed = self.draws.seed_at(number, target.position)
-        values: Any = ()
-        if self.references is not None:
-            values = self.references.current_values(target, parametrization)
-        return [BoundParametrization(parametrization.at(number), seed, True, values)]
+        return [] if found is None else [found]
 
 
 class _Reads(_keras.variables.Substitution):
