@@ -40,6 +40,7 @@ FINITE = (
     "tests/callbacks/test_finite_check.py",
     "tests/callbacks/test_finite_check_actions.py",
     "tests/callbacks/test_finite_check_restore.py",
+    "tests/callbacks/test_finite_check_several_fits.py",
 )
 BY_HAND = "tests/layers/transformer/test_numpy_encoders.py"
 RECURRENCE = ("tests/test_recurrence.py",)
@@ -837,7 +838,7 @@ DEFECTS = [
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",
         "",
-        ("tests/callbacks/test_finite_check_actions.py", "-k", "another_check"),
+        ("tests/callbacks/test_finite_check_several_fits.py", "-k", "another_check"),
     ),
     # Loading on several workers
     Defect(

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd.callbacks.train_function import innermost, replace_innermost
 from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
@@ -198,7 +199,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 for path in (self.log_dir, self.plot)
             )
             self._log = Log(model, log_dir, plot, self.log_every_n_steps)
-        self._own = _replace_innermost(model, self._train)
+        self._own = replace_innermost(model, self._train)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
             self._exact = self._plain = self._diagnosis = None
@@ -240,7 +241,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _put_back(self) -> None:
         if self._own is not None:
-            _replace_innermost(self.model, self._own)
+            replace_innermost(self.model, self._own)
         if self._log is not None:
             self._log.close(self._step)
         self._log = self._own = None
@@ -248,7 +249,7 @@ class FiniteCheck(keras.callbacks.Callback):
     def _end_interrupted_checks(self) -> None:
         """Removes the checked steps of other `FiniteCheck`s, of fits that were interrupted."""
         while True:
-            other = getattr(_innermost(self.model)[1], "__self__", None)
+            other = getattr(innermost(self.model), "__self__", None)
             # All callbacks of one `fit` have the same `params`.
             if not isinstance(other, FiniteCheck) or other.params is self.params:
                 return
@@ -417,24 +418,3 @@ class FiniteCheck(keras.callbacks.Callback):
             f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
             f"not finite. Load an earlier checkpoint.{again}"
         )
-
-
-def _replace_innermost(model: keras.Model, function: Any) -> Any:
-    """Replaces the model's own training function. Returns the previous function."""
-    owner, present = _innermost(model)
-    if owner is None:
-        model.train_function = function
-    else:
-        owner._trains = function
-    return present
-
-
-def _innermost(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the model's own training function, after the callback that wraps it or None.
-
-    Other callbacks may have wrapped the training function. They store it as `_trains`.
-    """
-    owner, present = None, model.train_function
-    while (inner := getattr(present, "__self__", None)) is not None and hasattr(inner, "_trains"):
-        owner, present = inner, inner._trains
-    return owner, present

@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_policy import BadStepPolicy
 from tfwd.numerics.checked_step import not_finite, tracked
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
 
 
 class EpochSnapshot:
@@ -59,8 +59,7 @@ class EpochSnapshot:
         return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
 
     def _leaves(self) -> list[Any]:
-        optimizers = _keras_training.optimizers(self._model)
-        leaves = [leaf for optimizer in optimizers for leaf in wrapped_optimizers.leaves(optimizer)]
+        leaves = leaf_optimizers(self._model)
         return [leaf for leaf in leaves if wrapped_optimizers.has_learning_rate(leaf)]
 
 

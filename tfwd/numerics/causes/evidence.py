@@ -9,9 +9,9 @@ import keras
 import numpy as np
 
 from tfwd import _keras
-from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_report import Measurement
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
 
 STEP = "step"  # the name of the step's number in a history
 
@@ -58,9 +58,7 @@ class Evidence(NamedTuple):
         """Returns the numbers of steps that the model's optimizers have made."""
         if not isinstance(self.model, keras.Model):
             return set()
-        optimizers = _keras_training.optimizers(self.model)
-        leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
-        return {wrapped_optimizers.steps(leaf) for leaf in leaves}
+        return {wrapped_optimizers.steps(leaf) for leaf in leaf_optimizers(self.model)}
 
     def was_trained(self) -> bool:
         """Returns True if an optimizer of the model has made a step before this step."""

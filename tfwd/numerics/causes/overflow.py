@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,32 @@ from tfwd.numerics.causes.evidence import STEP, Evidence
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1
 LARGE = 1e3  # larger than weights in a successful training
+
+
+class _Growth(NamedTuple):
+    """Growth of a gradient over some checked steps.
+
+    Attributes:
+        size: Extent in the last of these steps.
+        factor: Growth over all of these steps.
+        checks: Number of checked steps after the first of them.
+        steps: Number of steps after the first of them. Unchecked steps count too.
+    """
+
+    size: float
+    factor: float
+    checks: int
+    steps: float
+
+    @property
+    def per_check(self) -> float:
+        """Mean growth from one checked step to the next checked step."""
+        return self.factor ** (1 / self.checks)
+
+    @property
+    def per_step(self) -> float:
+        """Mean growth from one step to the next step."""
+        return self.factor ** (1 / self.steps)
 
 
 def exp_limit(found: Measurement) -> float:
@@ -101,8 +128,7 @@ def overflows_half(evidence: Evidence) -> bool:
 
 def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     """Checks for gradients that grew in the last steps, and for very large numbers."""
-    # last value, growth per checked step, total growth, and growth per step
-    growth: dict[str, tuple[float, float, float, float]] = {}
+    growth: dict[str, _Growth] = {}
     history = list(evidence.history)
     steps = [past.get(STEP, i) for i, past in enumerate(history)]
     for name in history[-1] if history else ():
@@ -110,18 +136,17 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         sizes = [one for one in sizes if one[1] > 0 and np.isfinite(one[1])][-6:]
         if name != STEP and len(sizes) >= 3:
             (begin, smaller), (end, larger) = sizes[0], sizes[-1]
-            total = larger / smaller
-            rate = total ** (1 / max(end - begin, 1))
-            growth[name] = larger, total ** (1 / (len(sizes) - 1)), total, rate
+            growth[name] = _Growth(larger, larger / smaller, len(sizes) - 1, max(end - begin, 1))
     growth.pop("loss", None)
-    grown = {name: one for name, one in growth.items() if one[1] > 1.5 and one[2] > 10}
+    grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}
     if grown and 2 * len(grown) >= len(growth):
-        leader = max(grown, key=lambda name: grown[name][1])
-        size, _, _, factor = grown[leader]
+        leader = max(grown, key=lambda name: grown[name].per_check)
+        fastest = grown[leader]
         yield Cause(
             "exploding gradients",
             f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "
-            f"'{leader}' grew fastest, by a factor of {factor:.3g} per step, to {size:.3g}.",
+            f"'{leader}' grew fastest, by a factor of {fastest.per_step:.3g} per step, to "
+            f"{fastest.size:.3g}.",
             "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
             "Keras optimizer).",
         )

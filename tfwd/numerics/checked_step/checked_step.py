@@ -25,11 +25,12 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph.tentative_assignments import Tentative
 from tfwd._keras import training as _keras_training
-from tfwd._keras import update_interception, wrapped_optimizers
+from tfwd._keras import update_interception
 from tfwd.finite import all_finite, extent_of, probe
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
 from tfwd.numerics.checked_step.tracked_variables import tracked
 from tfwd.numerics.checked_tensors import Frame
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
 
 # Optimizers that turn finite numbers of moderate size into finite updates.
 SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
@@ -146,7 +147,7 @@ class CheckedStep:
 
     def _on_batch(self, data: Any) -> Any:
         optimizers = _keras_training.optimizers(self.model)
-        leaves = [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
+        leaves = leaf_optimizers(self.model)
         by_methods = all(map(update_interception.assigns_by_methods, leaves))
         safe = self.is_keras_own and all(map(_is_safe, leaves))
         careful = self._exact or not safe or _has_own_constraint(self.model)

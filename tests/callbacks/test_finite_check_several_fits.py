@@ -1,0 +1,69 @@
+"""`FiniteCheck` in several fits of one model, one after the other."""
+
+import keras
+import numpy as np
+import pytest
+from finite_check_fits import BAD, fit, make
+from planted_nan_models import data
+from stack_marks import once
+
+import tfwd
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+
+@pytest.mark.slow
+def test_the_model_has_its_own_step_again():
+    x, y = data(3)
+    model = make()
+    fit(model, x, y)
+    own = model.train_function
+    fit(model, x, y, FiniteCheck())
+    assert model.train_function is own
+    x[3] = np.nan
+    with pytest.raises(NonFiniteError):
+        fit(model, x, y, FiniteCheck())
+    assert model.train_function is own
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Stops `fit` after its second step."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_another_check_after_an_interrupted_fit_checks_all_due_steps(error, measured):
+    """The callbacks of the interrupted fit could not restore the model's training function."""
+    x, y = data(5)
+    model = make()
+    around = [tfwd.callbacks.GradientSquaredMean()] * measured
+    with pytest.raises(error):
+        fit(model, x, y, FiniteCheck(), *around, Interrupts(error))
+    x[8 * BAD + 8] = np.nan
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, FiniteCheck(every_n_steps=3))
+    assert caught.value.report.step == BAD + 2
+    assert all(np.all(np.isfinite(v)) for v in model.get_weights())
+
+
+@once
+def test_the_first_step_of_a_second_fit_is_checked():
+    x, y = data(2)
+    model, check = make(), FiniteCheck(every_n_steps=4)
+    fit(model, x[:8], y[:8], check)
+    fit(model, x[:8], y[:8], check)
+    x[12] = np.nan  # an unchecked step of the third fit
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, x, y, check, epochs=2)
+    report = caught.value.report
+    assert report.step == 5
+    assert "an unchecked step" in report.causes[0].evidence
+    assert "The weights before the step are lost" in report.note

@@ -1,0 +1,16 @@
+"""Finds the innermost optimizers of a model, which make its updates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfwd._keras import training as _keras_training
+from tfwd._keras import wrapped_optimizers
+
+
+def leaf_optimizers(model: keras.Model) -> list[Any]:
+    """Returns the innermost optimizers of all optimizers that are attributes of a model."""
+    optimizers = _keras_training.optimizers(model)
+    return [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
