@@ -1,6 +1,7 @@
 """Seeds are pure functions of all arguments of a draw, and of nothing else."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -46,9 +47,10 @@ def test_integers_tensors_and_graphs_give_the_same(root: int, call: int) -> None
     assert as_tuple(traced(tensors[0], tensors[2])) == expected
 
 
-def test_seeds_of_several_positions_equal_the_single_seeds() -> None:
-    several = seeds.seeds(tf.constant([7, 3], tf.int64), 1, 5)
-    for position, found in enumerate(several):
+@pytest.mark.parametrize("positions", [range(5), [3], [100], [90, 2, 90]])
+def test_seeds_of_several_positions_equal_the_single_seeds(positions: Sequence[int]) -> None:
+    several = seeds.seeds(tf.constant([7, 3], tf.int64), 1, positions)
+    for position, found in zip(positions, several, strict=True):
         assert as_tuple(found) == as_tuple(seeds.seed(7, position, 3, 1))
 
 

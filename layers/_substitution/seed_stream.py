@@ -113,15 +113,13 @@ class SeedStream(keras.layers.Layer):
             return []
         if replica is None:
             replica = 0 if self.share_across_replicas else seeds.replica_id()
-        drawn = seeds.seeds(state, replica, max(positions) + 1)
-        chosen = [drawn[position] for position in positions]
+        chosen = seeds.seeds(state, replica, positions)
         return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen
 
-    def seed_at(self, call: int | tf.Tensor, position: int) -> tf.Tensor:
-        """Returns the seed that training call number `call` uses on replica 0."""
+    def seeds_at(self, call: int | tf.Tensor, positions: Sequence[int]) -> list[tf.Tensor]:
+        """Returns the seeds that training call number `call` uses on replica 0."""
         root = _keras.variables.value(self.state)[0]
-        (seed,) = self.seeds_of(tf.stack([root, tf.cast(call, tf.int64)]), [position], replica=0)
-        return seed
+        return self.seeds_of(tf.stack([root, tf.cast(call, tf.int64)]), positions, replica=0)
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Rejects quantization inside a wrapper. A model's `quantize` calls it for each layer.

@@ -44,6 +44,7 @@ from tfwd.layers._substitution.weight_selection import (
     TargetedWeights,
 )
 from tfwd.parametrizations import Parametrization, chain
+from tfwd.parametrizations.chain import BoundParametrization
 from tfwd.parametrizations.parametrized_layers import ParametrizedWeight
 from tfwd.pretrained import weight_change_listeners
 
@@ -351,26 +352,27 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         """
         self._check_has_weights()
         result = {}
-        for target, _ in self._targeted():
-            acting = acting_parametrizations.acting(self, target.variable, call - self.calls)
-            bound = [bound for _, bound in acting]
+        for target, bound in self._acting(call - self.calls):
             result[target.name] = per_example_call.effective_weight(
                 self._subject(), target, bound, examples
             )
         return result
 
-    def _parametrization_of(self, variable: keras.Variable) -> TargetedWeights:
-        """Returns a weight with its parametrization, or an empty list if it has none."""
-        if not _keras.layer_building.has_weights(self._subject()):
-            return []
-        return [pair for pair in self._targeted() if pair[0].variable is variable]
+    def _present_targets(self) -> TargetedWeights:
+        """Returns the parametrized weights, or an empty list if the layer has no weights yet."""
+        return self._targeted() if _keras.layer_building.has_weights(self._subject()) else []
+
+    def _acting(self, ahead: int | tf.Tensor) -> list[tuple[Target, list[BoundParametrization]]]:
+        """Returns the parametrized weights, each with all parametrizations that act on it."""
+        targets = [target for target, _ in self._targeted()]
+        found = acting_parametrizations.acting(self, [t.variable for t in targets], ahead)
+        return [(t, [bound for _, bound in found[id(t.variable)]]) for t in targets]
 
     def _evaluation_weights(self) -> list[tuple[Target, tf.Tensor]]:
         """Returns the parametrized weights, each with the value that evaluation uses."""
         found = []
-        for target, _ in self._targeted():
-            acting = acting_parametrizations.acting(self, target.variable, 0)
-            bound = [one._replace(training=False) for _, one in acting]
+        for target, acting in self._acting(0):
+            bound = [one._replace(training=False) for one in acting]
             raw = _keras.variables.value(target.variable)
             found.append((target, chain.apply(raw, chain.per_example(bound)[0])))
         return found

@@ -8,6 +8,8 @@ function is traced again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tfwd._graph.cached_constants import constant
@@ -15,6 +17,7 @@ from tfwd._random import philox
 
 # The highest 16 bits of a call number are the replica's number.
 _REPLICA = 1 << 48
+_FEW = 8  # unused seeds per used seed
 
 
 def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
@@ -63,18 +66,24 @@ def seed(
     return _drawn(state, replica, position + 1)[position]
 
 
-def seeds(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> list[tf.Tensor]:
-    """Returns the results of `seed` for the positions below `count`, with one draw.
+def seeds(state: tf.Tensor, replica: tf.Tensor | int, positions: Sequence[int]) -> list[tf.Tensor]:
+    """Returns the results of `seed` for some positions, with one draw.
 
     Args:
         state: int64 `[root, call]`.
         replica: As in `seed`.
-        count: int. Number of seeds.
+        positions: Indices of weights, at least one.
 
     Returns:
         A list of int32 `[2]`.
     """
-    return tf.raw_ops.Unpack(value=_drawn(state, replica, count), num=count)
+    count = max(positions) + 1
+    drawn = _drawn(state, replica, count)
+    if count > _FEW * len(positions):  # a tensor for each unused seed would take longer
+        chosen = tf.gather(drawn, tf.constant(positions, tf.int32))
+        return tf.raw_ops.Unpack(value=chosen, num=len(positions))
+    unpacked = tf.raw_ops.Unpack(value=drawn, num=count)
+    return [unpacked[position] for position in positions]
 
 
 def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:

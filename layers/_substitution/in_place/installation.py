@@ -67,10 +67,12 @@ def evaluation_weights(layer: keras.Layer) -> list[tuple[keras.Variable, tf.Tens
     """
     found = []
     targeted = {id(t.variable): t for one in inside(layer) for t, _ in one.targeted}
-    for target in targeted.values():
+    variables = [target.variable for target in targeted.values()]
+    all_acting = acting_parametrizations.acting(layer, variables, 0)
+    for key, target in targeted.items():
         acting = [
             (owner, bound._replace(training=False))
-            for owner, bound in acting_parametrizations.acting(layer, target.variable, 0)
+            for owner, bound in all_acting[key]
             if not all(element.stochastic for element in bound.parametrization.elements())
         ]
         wrappers = [owner for owner, _ in acting if not isinstance(owner, InPlace)]

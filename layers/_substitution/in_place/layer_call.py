@@ -30,13 +30,21 @@ class Link(WeightPerturbationMixin):
     Args:
         owner: The `InPlace`.
         layer: Hooked layer.
+        inside: Weights of the `InPlace` that the layer has or contains.
         targeted: Weights that the layer substitutes. Empty for a container.
 
     Attributes:
+        inside: dict from a variable's id to the weight of `inside`.
         targeted_here: Weights that the layer substitutes.
     """
 
-    def __init__(self, owner: InPlace, layer: keras.Layer, targeted: TargetedWeights) -> None:
+    def __init__(
+        self,
+        owner: InPlace,
+        layer: keras.Layer,
+        inside: TargetedWeights,
+        targeted: TargetedWeights,
+    ) -> None:
         self.in_place = owner
         self.layer = layer
         self.name = layer.name
@@ -45,6 +53,7 @@ class Link(WeightPerturbationMixin):
         self.addition_number = owner.addition_number
         self.draws: Any = _PresentDraws(owner)
         self._call_cache = _CallCache()
+        self.inside = {id(pair[0].variable): pair for pair in inside}
         self.targeted_here = targeted
         self.substituted = frozenset(id(target.variable) for target, _ in targeted)
         if targeted:
@@ -277,43 +286,35 @@ def _links(layer: keras.Layer) -> list[Link]:
 
 def links_of(owner: InPlace) -> list[Link]:
     """Returns the links of an `InPlace`, one for each layer that it hooks."""
-    return [
-        Link(owner, layer, own)
-        for layer in distinct_layers(owner.target)
-        if (own := _substituted(owner, layer)) is not None
-    ]
+    links = []
+    for layer in distinct_layers(owner.target):
+        inside = [owner.by_id[id(v)] for v in layer.weights if id(v) in owner.by_id]
+        if inside:
+            links.append(Link(owner, layer, inside, _substituted(layer, inside)))
+    return links
 
 
-def _substituted(owner: InPlace, layer: keras.Layer) -> TargetedWeights | None:
-    """Returns the weights that a layer substitutes, or None if it is not hooked."""
-    inside = [owner.by_id[id(v)] for v in layer.weights if id(v) in owner.by_id]
-    if not inside:
-        return None
+def _substituted(layer: keras.Layer, inside: TargetedWeights) -> TargetedWeights:
+    """Returns the weights that a layer substitutes, of the weights that it has or contains."""
     own = {id(v) for v in _keras.layers.held_weights(layer)}
     if isinstance(layer, (keras.layers.RNN, keras.layers.Wrapper)):
         return inside
-    if any(id(t.variable) in own for t, _ in inside):
+    if any(id(target.variable) in own for target, _ in inside):
         return inside
-    return _shared(owner, layer, frozenset().union(*(x.substituted for x in _links(layer))))
+    return _shared(inside, frozenset().union(*(link.substituted for link in _links(layer))))
 
 
-def _shared(owner: InPlace, layer: keras.Layer, substituted: frozenset[int]) -> TargetedWeights:
+def _shared(inside: TargetedWeights, substituted: frozenset[int]) -> TargetedWeights:
     """Returns the weights that a layer must substitute because another link substitutes them.
 
     The layer may read a weight of a layer inside it. The value must have all parametrizations.
     """
-    if not substituted:
-        return []
     return [
-        owner.by_id[id(v)]
-        for v in layer.weights
-        if id(v) in owner.by_id and id(v) in substituted and not _is_per_example(owner, v)
+        (target, parametrization)
+        for target, parametrization in inside
+        if id(target.variable) in substituted
+        and not any(element.per_example for element in parametrization.elements())
     ]
-
-
-def _is_per_example(owner: InPlace, variable: keras.Variable) -> bool:
-    _, parametrization = owner.by_id[id(variable)]
-    return any(element.per_example for element in parametrization.elements())
 
 
 def links_that_share(link: Link) -> list[tuple[Link, Link]]:
@@ -324,10 +325,10 @@ def links_that_share(link: Link) -> list[tuple[Link, Link]]:
     """
     found = []
     for other in _links(link.layer):
-        shared = _shared(other.in_place, link.layer, link.substituted - other.substituted)
-        if shared:
+        inside, more = list(other.inside.values()), link.substituted - other.substituted
+        if more and (shared := _shared(inside, more)):
             targeted = [*other.targeted_here, *shared]
-            found.append((other, Link(other.in_place, link.layer, targeted)))
+            found.append((other, Link(other.in_place, link.layer, inside, targeted)))
     return found
 
 

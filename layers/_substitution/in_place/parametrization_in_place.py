@@ -191,28 +191,21 @@ class InPlace:
         self, targeted: TargetedWeights, call: int | tf.Tensor, examples: int | None = None
     ) -> dict[str, tf.Tensor]:
         """Returns some of the weights of `effective_weights`."""
-        result = {}
-        ahead = call - self.calls
-        for target, _ in targeted:
-            bound = self._bound_so_far(target.variable, ahead)
-            result[target.name] = per_example_call.effective_weight(
-                self.target, target, bound, examples
+        targets = [target for target, _ in targeted]
+        variables = [target.variable for target in targets]
+        found = acting_parametrizations.acting(self.target, variables, call - self.calls, self)
+        return {
+            target.name: per_example_call.effective_weight(
+                self.target, target, self._so_far(found[id(target.variable)]), examples
             )
-        return result
+            for target in targets
+        }
 
-    def _bound_so_far(
-        self, variable: keras.Variable, ahead: int | tf.Tensor
-    ) -> list[BoundParametrization]:
-        """Returns a variable's parametrizations in order, up to and including this `InPlace`."""
-        found = acting_parametrizations.acting(self.target, variable, ahead)
-        owners = [owner for owner, _ in found]
+    def _so_far(self, acting: acting_parametrizations.Acting) -> list[BoundParametrization]:
+        """Returns a weight's parametrizations up to and including this `InPlace`."""
+        owners = [owner for owner, _ in acting]
         last = owners.index(self) + 1 if self in owners else len(owners)
-        return [bound for _, bound in found[:last]]
-
-    def _parametrization_of(self, variable: keras.Variable) -> TargetedWeights:
-        """Returns a weight with its parametrization, or an empty list if it has none."""
-        found = self.by_id.get(id(variable))
-        return [] if found is None else [found]
+        return [bound for _, bound in acting[:last]]
 
 
 class _Reads(_keras.variables.Substitution):
