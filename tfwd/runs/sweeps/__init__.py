@@ -2,5 +2,5 @@
 
 keras-tuner searches (`tfwd.tuning`). `sweep` declares the search. `sweep_folder` has the files.
 `tune_command` is the program, `tuner` and `trial` run the trials. `live_table` shows them,
-`trial_rows` makes their table, and `report`, `score_plot` and `tensorboard_hparams` write the results.
+`trial_rows` makes their table. `report`, `score_plot` and `tensorboard_hparams` write the results.
 """
