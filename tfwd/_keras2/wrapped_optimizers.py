@@ -77,6 +77,11 @@ def lowers_scale(optimizer: Any) -> bool:
     return scale is not None and scale.dynamic
 
 
+def gradient_scale(optimizer: Any) -> None:
+    """Returns None, because Keras 2 removes the loss scale before it applies the gradients."""
+    return None
+
+
 def accumulates(optimizer: Any) -> bool:
     """Returns True if one update uses the gradients of several steps. Keras 2 never does."""
     return False

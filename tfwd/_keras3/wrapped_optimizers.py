@@ -88,6 +88,15 @@ def lowers_scale(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, LossScale)
 
 
+def gradient_scale(optimizer: Optimizer) -> tf.Tensor | float | None:
+    """Returns the factor that `apply` expects in the gradients, and removes; None without one."""
+    for held in chain(optimizer):
+        if isinstance(held, LossScale):
+            built = held.built
+            return tf.convert_to_tensor(held.dynamic_scale) if built else held.initial_scale
+    return optimizer.loss_scale_factor
+
+
 def name(optimizer: Optimizer) -> str:
     """Returns the optimizer's name."""
     return optimizer.name

@@ -14,6 +14,7 @@ from tfwd.numerics.tensor_measurements import Detail
 
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
+SCALARS = ("added loss", "loss", "loss scale", "learning rate")
 AGAIN = (
     " With fit(shuffle=False) on one replica, without steps_per_epoch, row r of batch b is example "
     "(b - 1) * batch_size + r of an array."
@@ -125,7 +126,7 @@ class Report:
         kind, name = first.frame.kind, first.frame.name
         if kind == "gradient" and first.frame.source:
             name = first.frame.source[0]
-        if kind in ("loss", "learning rate"):
+        if kind in ("loss", "loss scale", "learning rate"):
             return f"the {kind}"
         return f"{'layer' if first.frame.layer else 'weight' if 'weight' in kind else kind} {name}"
 
@@ -175,6 +176,13 @@ class Report:
         if start > len(data):
             lines.append(f"{'...':>9}")
         lines += [_row(one) for one in shown]
+        scales = [one for one in self.found if one.frame.kind == "loss scale"]
+        if scales and any(one.frame.kind == "gradient" for one in shown):
+            factor = f"{scales[0].detail.high:.9g}"
+            lines.append(
+                f"Gradients of outputs have the loss scale {factor} as a factor. Weight gradients "
+                "do not."
+            )
         if others:
             backward = sum(one.frame.kind in BACKWARD for one in others)
             lines.append(
@@ -220,7 +228,7 @@ def describe(found: Measurement) -> str:
     """Describes a frame and its non-finite elements in a sentence."""
     frame, detail = found.frame, found.detail
     summary = detail.summary
-    if frame.kind in ("added loss", "loss", "learning rate") and summary.size == 1:
+    if frame.kind in SCALARS and summary.size == 1:
         value = "NaN" if summary.nan else "+Inf" if summary.positive_inf else "-Inf"
         return f"{frame.subject} {value if summary.non_finite else detail.low}"
     if frame.kind == "argument":

@@ -17,6 +17,7 @@ KINDS = (
     "loss",
     "gradient",
     "weight gradient",
+    "loss scale",
     "learning rate",
     "update",
 )
@@ -103,6 +104,7 @@ class Frame(NamedTuple):
             "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
             "gradient": f"{self._gradient_origin} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
+            "loss scale": "loss scale:",
             "learning rate": "learning rate:",
             "update": f"weight '{self.name}': update has",
         }[self.kind]

@@ -35,7 +35,7 @@ class Magnitudes:
         """Adds a step. A value that is not finite marks a non-finite tensor."""
         column: dict[str, float] = {}
         for frame, value in values:
-            if frame.kind == "learning rate":
+            if frame.kind in ("loss scale", "learning rate"):
                 continue
             label = frame.label
             self.rows.setdefault(label, frame.kind)

@@ -156,7 +156,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         one
         for one in evidence.found[:at]
         if one.frame.dtype != "float16"
-        and one.frame.kind not in ("data", "learning rate")
+        and one.frame.kind not in ("data", "loss scale", "learning rate")
         and _reaches(one, LARGE if one.frame.kind == "weight" else SQUARED_IS_FINITE)
     ]
     if enormous:

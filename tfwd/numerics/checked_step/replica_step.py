@@ -137,31 +137,37 @@ class ReplicaStep:
         """
         if self._past_methods:
             self._keep_state(optimizer, variables)
+        scaling = [x for x in wrapped_optimizers.chain(optimizer) if _keras_training.scales_loss(x)]
+        if scaling:  # an optimizer around another one turns off the other one's scale
+            self._scale = tf.cast(_keras_training.loss_scale(scaling[0]), tf.float32)
+        factor = wrapped_optimizers.gradient_scale(optimizer)
         first = len(self._found)
         for gradient, variable in zip(grads, variables, strict=True):
             path = _keras.variables.path(variable)
             if gradient is None:
                 self._step.unused.append(path)
             else:
-                self.watch.check("weight gradient", path, gradient)
+                self.watch.check("weight gradient", path, _divided(gradient, factor))
         gradients = self._found[first:]
+        scale = factor if self._scale is None else self._scale
+        if scale is not None:
+            self.watch.check("loss scale", "loss scale", tf.cast(scale, tf.float32))
         for leaf in wrapped_optimizers.leaves(optimizer):
             if wrapped_optimizers.has_learning_rate(leaf):
                 rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
                 self._rates.append(tf.cast(rate, tf.float32))
                 self.watch.check("learning rate", "learning rate", self._rates[-1])
-        for held in wrapped_optimizers.chain(optimizer):
-            if _keras_training.scales_loss(held):
-                self._scale = tf.cast(_keras_training.loss_scale(held), tf.float32)
         if self._step.dry or self._careful:
             return None
         good = self._is_good()
-        if self._scale is None and gradients:
+        if gradients:
             # Optimizers compute the square of a gradient, and its product with the learning rate.
             largest_extent = self._step.finish(tf.reduce_max(_stacked(gradients)))
             largest_gradient = tf.cast(largest_extent, tf.float32)
-            for factor in (1.0, *self._rates):
-                good &= largest_gradient * factor < SQUARED_IS_FINITE
+            is_moderate = tf.constant(True)
+            for times in (1.0, *self._rates):
+                is_moderate &= largest_gradient * times < SQUARED_IS_FINITE
+            good &= is_moderate | self._scaled_down  # the optimizer skips a step that scales down
         self._good = agreed(good)
         if (
             tf.distribute.get_strategy().num_replicas_in_sync == 1
@@ -255,6 +261,16 @@ def check_loss(loss: Any, predictions: Any) -> Any:
     if step is not None and step.watch.is_in_watched_graph():
         step.check_loss(loss, predictions)
     return loss
+
+
+def _divided(gradient: Any, factor: Any) -> Any:
+    """Returns a gradient divided by the factor of its loss, as the optimizer divides it."""
+    if factor is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        values = _divided(gradient.values, factor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(factor, gradient.dtype)
 
 
 def _stacked(extents: list[tf.Tensor]) -> tf.Tensor:

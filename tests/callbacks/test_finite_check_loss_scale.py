@@ -1,0 +1,94 @@
+"""Tests that a loss scale changes neither reported gradients nor causes nor checks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from stack_marks import IS_KERAS_2, quick_rows
+
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+SCALES = (keras.mixed_precision if IS_KERAS_2 else keras.optimizers).LossScaleOptimizer
+
+
+def scaled(optimizer, kind, scale=2.0**10):
+    if kind == "factor":
+        optimizer.loss_scale_factor = scale
+        return optimizer
+    return SCALES(optimizer, initial_scale=scale)
+
+
+KINDS = ["dynamic"] if IS_KERAS_2 else ["dynamic", "factor"]
+
+
+def linear(optimizer, loss="mse", weight=1.0, **options):
+    model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1, name="last")])
+    model.layers[0].set_weights([np.full((6, 1), weight), np.zeros(1)])
+    model.compile(optimizer, loss, **options)
+    return model
+
+
+def report_of(model, x, y, **options):
+    with pytest.raises(NonFiniteError) as caught:
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[FiniteCheck(**options)])
+    return caught.value.report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_gradients_are_those_of_the_loss(kind):
+    x, y = 100 * np.ones((8, 6), "float32"), np.zeros((8, 1), "float32")
+    model = linear(scaled(keras.optimizers.SGD(3e38), kind), jit_compile=False)
+    report = report_of(model, x, y)
+    # d/dw mean((100 * 6)^2) = 2 * 600 * 100
+    assert "The largest gradient is 1.2e+05, of" in report.causes[0].evidence
+    found = {frame["name"]: frame for frame in report.to_dict()["frames"]}
+    assert found["loss scale"]["abs_max"] == 1024
+    kernels = [
+        frame["abs_max"]
+        for frame in report.to_dict()["frames"]
+        if frame["kind"] == "weight gradient" and frame["name"].endswith("last/kernel")
+    ]
+    assert kernels == [pytest.approx(1.2e5)]
+    # The gradient of the output is that of the scaled loss: 2 * 600 / 8 rows * 1024.
+    outputs = [f["abs_max"] for f in report.to_dict()["frames"] if f["kind"] == "gradient"]
+    assert outputs == [pytest.approx(1200 / 8 * 1024)]
+    assert "Gradients of outputs have the loss scale 1024 as a factor" in str(report)
+
+
+def test_a_growing_scale_is_not_a_growing_gradient():
+    # The rate is 0, so the gradients are equal in all steps. The scale doubles in each step.
+    growth = {"dynamic_growth_steps": 1}
+    optimizer = SCALES(keras.optimizers.SGD(0.0), initial_scale=2.0, **growth)
+
+    def loss(y, prediction):
+        error = tf.reduce_mean(tf.square(prediction - y), -1)
+        return tf.where(y[:, 0] == 7.0, tf.constant(np.inf), error)
+
+    x, y = np.ones((80, 6), "float32"), np.zeros((80, 1), "float32")
+    y[77] = 7.0
+    report = report_of(linear(optimizer, loss, jit_compile=False), x, y)
+    assert report.step == 10
+    assert "exploding gradients" not in [cause.name for cause in report.causes]
+
+
+@pytest.mark.parametrize("kind", ["none", *KINDS])
+def test_a_gradient_whose_square_overflows_is_found(kind):
+    # Adam's average of squares becomes infinite, although the gradient is finite.
+    optimizer = keras.optimizers.Adam(1e-3)
+    optimizer = optimizer if kind == "none" else scaled(optimizer, kind, 2.0)
+    x, y = np.full((8, 6), 1e10, "float32"), np.zeros((8, 1), "float32")
+    report = report_of(linear(optimizer, jit_compile=False), x, y)
+    assert report.first.frame.kind == "update"
+
+
+def test_sparse_gradients_are_divided_too():
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Embedding(9, 2, name="table")])
+    model.layers[0].set_weights([np.ones((9, 2))])
+    model.compile(scaled(keras.optimizers.SGD(3e38), "dynamic"), "mse", jit_compile=False)
+    ids, y = np.full((8, 3), 4), np.zeros((8, 3, 2), "float32")
+    y[...] = -299.0
+    report = report_of(model, ids, y)
+    gradients = [f for f in report.to_dict()["frames"] if f["kind"] == "weight gradient"]
+    # Each of the 24 rows has 2 * 300 / 48 in each element.
+    assert [f["abs_max"] for f in gradients] == [pytest.approx(600 / 48)]
