@@ -107,11 +107,17 @@ class References(keras.layers.Layer):
                             f"weight '{target.name}' of layer '{self._owner}': the reference of "
                             "Mixout has elements that are NaN or infinite. Check the source"
                         )
-                    found.append((name, target.variable, element.reference_dtype, read))
+                    own = _keras.variables.dtype_name(target.variable)
+                    dtype = element.reference_dtype or own
+                    if read is not None and not np.isfinite(tf.cast(read, dtype)).all():
+                        raise ValueError(
+                            f"weight '{target.name}' of layer '{self._owner}': "
+                            f"{_overflow(float(np.abs(read).max()), dtype)}"
+                        )
+                    found.append((name, target.variable, dtype, read))
         if found:
             weight_change_listeners.add(self)
         for name, variable, dtype, read in found:
-            dtype = dtype or _keras.variables.dtype_name(variable)
             value = np.zeros(tuple(variable.shape), "bool") if read is None else read
             self._held[name] = _Reference(
                 self._variable(name, value, dtype),
@@ -149,12 +155,21 @@ class References(keras.layers.Layer):
         return [self._held[name].taken for name in self._starts]
 
     def _take(self) -> None:
+        values = []
         for name, variable in self._starts.items():
             held = self._held[name]
             now = tf.cast(_keras.variables.value(variable), held.value.dtype)
             # Some references may already be set, by an earlier call or from a file.
-            held.value.assign(tf.where(held.taken.read_value(), held.value.read_value(), now))
-            held.taken.assign(True)
+            value = tf.where(held.taken.read_value(), held.value.read_value(), now)
+            if value.dtype == tf.float16:  # an overflow is an error, except under XLA
+                path = _keras.variables.path(variable)
+                text = f"weight '{path}': {_overflow(None, 'float16')}"
+                value = tf.debugging.check_numerics(value, text)
+            values.append(value)
+        with tf.control_dependencies(values):  # after an error no reference is taken
+            for name, value in zip(self._starts, values, strict=True):
+                self._held[name].value.assign(value)
+                self._held[name].taken.assign(True)
 
     def current_values(self, target: Target, parametrization: Parametrization) -> list[tf.Tensor]:
         """Returns the values of one weight's references.
@@ -203,6 +218,16 @@ class References(keras.layers.Layer):
         for name, held in self._held.items():
             held.value.assign(tf.cast(np.asarray(store[name]), held.value.dtype))
             held.taken.assign(bool(np.asarray(store[f"{name}_taken"])))
+
+
+def _overflow(size: float | None, dtype: str) -> str:
+    """Returns the error for a reference that its dtype cannot store."""
+    reached = "" if size is None else f" and the reference reaches {size:.4g}"
+    return (
+        f"the reference of Mixout overflows in {dtype}. The largest {dtype} is "
+        f"{float(tf.as_dtype(dtype).max):.4g}{reached}. Use reference_dtype='bfloat16', which has "
+        "the range of float32, or float32"
+    )
 
 
 def _inside(layer: keras.layers.Layer) -> list[References]:

@@ -193,6 +193,30 @@ def test_references_in_half_precision(policy: str) -> None:
     )
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_reference_that_overflows_is_an_error(traced: bool) -> None:
+    large = np.full((5, 4), 2.0**16, "float32")  # float16 ends at 65504
+    inner = keras.layers.Dense(4, name="d")
+    source = {"d/kernel": large, "d/bias": np.zeros(4, "float32")}
+    with pytest.raises(ValueError, match="'kernel'.*overflows in float16.* reaches 6.554e\\+04.*bfl"):
+        layers.Mixout(inner, RATE, towards=source, reference_dtype="float16", name="d")(X)
+    # A weight that the first training call copies. Later values of the weight do not matter.
+    layer = layers.Mixout(keras.layers.Dense(4), RATE, seed=7, reference_dtype="float16")
+    call = tf.function(layer, autograph=False) if traced else layer
+    layer(X, training=False)
+    layer.set_weights([large, np.zeros(4, "float32")])
+    call(X, training=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="kernel'.*overflows in float16"):
+        call(X, training=True)
+    layer.set_weights([large / 2, np.zeros(4, "float32")])
+    call(X, training=True)
+    np.testing.assert_array_equal(reference(layer), large / 2)
+    layer.layer.set_weights([large, np.zeros(4, "float32")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.isfinite(call(X, training=True)).all()
+
+
 def test_errors_of_a_reference_come_before_anything_is_made(tmp_path) -> None:
     def build(towards: Any, layer: Any = None, **options: Any) -> None:
         layer = layer or keras.layers.Dense(4, name="inner")

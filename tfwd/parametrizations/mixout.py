@@ -44,11 +44,13 @@ class Mixout(Dropout):
             components. Sources are read when the layer has its weights. A config always stores
             "start", because the model's file contains the references. Default "start".
         reference_dtype: str. dtype in which the reference is stored, such as "bfloat16". Default
-            None, for the weight's dtype.
+            None, for the weight's dtype. float16 ends at 65504.
 
     Raises:
         ValueError: As `Dropout`; if `towards` or the dtype is wrong; if the source cannot be read,
-            or has no value with the weight's name and shape.
+            has no value with the weight's name and shape, or overflows in the dtype.
+        tf.errors.InvalidArgumentError: If the start value overflows in float16. XLA drops this
+            check.
 
     Example:
         >>> import tensorflow as tf
