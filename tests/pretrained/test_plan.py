@@ -186,6 +186,32 @@ def test_prefixes(folder):
     load(model_of(), folder, mapping=MAPPING, prefix="ema.", ignore="net.*")
 
 
+def test_ignored_keys_of_variables(folder):
+    """Checks that a model with a head of another size keeps its own head."""
+    rewrite(folder, **{"out.weight": np.ones((9, 7), "float32")})
+    refused(model_of(), folder, "but key 'out.weight' is (9, 7)", mapping=MAPPING)
+    text = "'head/kernel' is not loaded, because ignore skips its key 'out.weight'"
+    refused(model_of(), folder, text, mapping=MAPPING, ignore="out.*")
+    model = model_of()
+    before = np.array(model.layers[-1].kernel)
+    done = load(model, folder, mapping=MAPPING, ignore="out.*", allow_missing="head/.*")
+    assert (len(done.steps), done.left_out) == (4, ["out.weight"])
+    np.testing.assert_array_equal(model.layers[-1].kernel, before)
+    np.testing.assert_array_equal(model.layers[0].kernel, tensors_of()["enc.0.weight"].T)
+
+
+def test_of_two_keys_one_is_ignored(folder):
+    copy = tensors_of()["enc.0.bias"] + 1
+    rewrite(folder, **{"enc.0.beta": copy})
+    mapping = {**MAPPING, "layer_0/bias": Key("enc.0.bias", copies=("enc.0.beta",))}
+    del mapping[next(iter(MAPPING))]
+    mapping |= {"layer_0/kernel": "enc.0.weight", "layer_1": "enc.1"}
+    refused(model_of(), folder, "keys 'enc.0.bias' and 'enc.0.beta' differ", mapping=mapping)
+    model = model_of()
+    load(model, folder, mapping=mapping, ignore=r"enc\.0\.bias")
+    np.testing.assert_array_equal(model.layers[0].bias, copy)
+
+
 def test_copies_are_absent_or_equal(folder):
     mapping = {**MAPPING, "head": Key("out", copies=("tied.weight",))}
     load(model_of(), folder, mapping=mapping)

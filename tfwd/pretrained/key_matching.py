@@ -52,6 +52,7 @@ class KeyMatching:
         family_rules: FamilyRules | None,
     ) -> None:
         self._source, self._targets = source, targets
+        self._keys = set(source.entries)
         self._orders = orders_by_layer(model)
         self.mistakes: list[str] = list(family_rules.problems) if family_rules else []
         rules = KeyRules(mapping or {})
@@ -81,8 +82,13 @@ class KeyMatching:
         self._report_unused(rules)
         self.prefix = self._choose_prefix(prefix)
 
-    def steps(self) -> list[Step]:
-        """Returns each variable that has a tensor in the file, with this tensor."""
+    def steps(self, ignored: set[str]) -> list[Step]:
+        """Returns each variable that has a tensor in the file, with this tensor.
+
+        Args:
+            ignored: Keys to treat as if the file lacked them.
+        """
+        self._keys = set(self._source.entries) - ignored
         steps = [step for target in self._targets if (step := self._step(target)) is not None]
         self._report_repeated_keys(steps)
         return steps
@@ -100,9 +106,9 @@ class KeyMatching:
             return None
         key, names = self._choices[target.path]
         found = [self.prefix + name for name in names]
-        found = [name for name in found if name in self._source.entries]
+        found = [name for name in found if name in self._keys]
         copies = [self.prefix + copy for copy in key.copies]
-        copies = [copy for copy in copies if copy in self._source.entries]
+        copies = [copy for copy in copies if copy in self._keys]
         if not found and copies:
             found = [copies.pop(0)]
         if not found:
@@ -110,7 +116,7 @@ class KeyMatching:
         if len(found) > 1:
             self.mistakes.append(
                 f"'{target.path}' has two keys in the file, '{found[0]}' and '{found[1]}': map the "
-                "variable, not its layer, to one of them, and ignore the other"
+                "variable, not its layer, to one of them, or ignore the other"
             )
         name = found[0]
         transposed = key.transposed
@@ -147,7 +153,7 @@ class KeyMatching:
             if self._choices[other.path][0].transposed is False:
                 return True
             if any(
-                is_torch is False and name in self._source.entries
+                is_torch is False and name in self._keys
                 for name, is_torch in self._styles(other).items()
             ):
                 return True

@@ -42,7 +42,8 @@ def plan(
             `from_config` made has the keys of its family. All other keys are paths.
         prefix: str. Beginning of all keys. Default None, for the prefix with which most keys are
             found.
-        ignore: str or list of str. Patterns for keys that are not loaded. Default none.
+        ignore: str or list of str. Patterns for keys that are not loaded, also if a variable
+            has the key. Such a variable needs `allow_missing`. Default none.
         allow_missing: str or list of str. Patterns for paths of variables that keep their values if
             the file lacks them. Default none.
         strict: bool. Treats missing and unexpected keys as errors. Default True.

@@ -39,12 +39,12 @@ def build_plan(
         mapping, prefix, ignore, allow_missing, strict, family_rules: As in `plan`.
     """
     matching = KeyMatching(model, source, targets, mapping, prefix, family_rules)
-    steps = matching.steps()
+    ignored = _ignored_keys(ignore, list(source.entries), matching)
+    steps = matching.steps(ignored)
     loaded = {id(step.target) for step in steps}
     missing = [target for target in targets if id(target) not in loaded]
     used = {key for step in steps for key in (step.key, *step.copies)}
     unused = [key for key in source.entries if key not in used]
-    ignored = _ignored_keys(ignore, unused, matching)
     # Parts of the published model that the user's model does not want, or may lack.
     unused_family_keys = dict(matching.unused_family_keys)
     unwanted = list(family_rules.left_out) if family_rules else []
@@ -60,7 +60,7 @@ def build_plan(
         model=model,
         source=source.path,
         steps=steps,
-        missing=_missing_errors(missing, allowed, source, matching),
+        missing=_missing_errors(missing, allowed, ignored, source, matching),
         allowed=allowed,
         unexpected=[key for key in unused if key not in left_out],
         left_out=[key for key in unused if key in left_out],
@@ -105,7 +105,11 @@ def _allowed_paths(
 
 
 def _missing_errors(
-    missing: list[Target], allowed: list[str], source: Source, matching: KeyMatching
+    missing: list[Target],
+    allowed: list[str],
+    ignored: set[str],
+    source: Source,
+    matching: KeyMatching,
 ) -> dict[str, str]:
     """Returns the error of each variable without a key in the file, by its path."""
     hint, may_be_missing = hints(source.entries), set(allowed)
@@ -114,6 +118,8 @@ def _missing_errors(
         key = matching.expected_key(target)
         if key is None:
             errors[target.path] = "has no key in the mapping"
+        elif key in ignored:
+            errors[target.path] = f"is not loaded, because ignore skips its key '{key}'"
         else:
             nearest = "" if target.path in may_be_missing else hint(key)
             errors[target.path] = f"has no key '{key}' in the file{nearest}"
