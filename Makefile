@@ -160,7 +160,7 @@ docs: $(DOCS_STAMP) ## build the site into site/
 	  { echo "the pages above load files from the network" >&2; exit 1; }
 	@echo "open $(SITE)/index.html"
 
-# To run some of the scripts: make bench ARGS="mask_and_noise_draws lm_step".
+# To run some of the scripts: make bench ARGS="mask_and_noise_draws lm_step_time".
 bench: export KERAS_HOME := $(CURDIR)/.venv-bench/keras
 bench: export MPLCONFIGDIR := $(CURDIR)/.venv-bench/matplotlib
 bench: export TF_CPP_MIN_LOG_LEVEL := 3

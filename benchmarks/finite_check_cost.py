@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import measure, memory_above_plain_step, peak_memory
-from common.finite_check_cases import (
+from common.finite_check_settings import (
     BARE,
     CONVOLUTIONS,
     EVERY,
@@ -64,10 +64,10 @@ def times(sides: dict[str, Side], heading: str, **limits: Any) -> dict[str, list
     return measure.alternate(steps, warmup=1, title=heading, **limits)
 
 
-def planted(sides: dict[str, Side], name: str) -> dict[str, str]:
+def reactions_to_nan(sides: dict[str, Side], name: str) -> dict[str, str]:
     """Plants a NaN on each tested side, and returns the reactions of the sides."""
     tested = [way for way in sides if way not in (BARE, EVERY) and (way != OURS or name == ONE)]
-    found = {way: sides[way].plant() for way in tested}
+    found = {way: sides[way].react_to_nan() for way in tested}
     for way, outcome in found.items():
         measure.CONSOLE.print(f"{name}: {way}, a planted NaN: {outcome}", highlight=False)
     return found
@@ -125,7 +125,7 @@ def by_tensorflow(name: str, mode: str, seconds: float) -> list[Row]:
             measure.CONSOLE.print(f"{heading}: {TENSORFLOW} {unable[TENSORFLOW]}", style="yellow")
         else:
             beside = times(theirs, heading, rounds=FEW, seconds=seconds)
-    said = planted(sides | theirs, name)
+    said = reactions_to_nan(sides | theirs, name)
     return rows_of(heading, name, found, said, unable) + rows_of(heading, name, beside, said)
 
 
@@ -136,7 +136,7 @@ def by_torch(name: str, torch_sides: Callable[[str], dict[str, Side]], seconds: 
     if BARE not in sides:
         return []
     found = times(sides, heading, rounds=FEW, seconds=seconds)
-    return rows_of(heading, name, found, planted(sides, name))
+    return rows_of(heading, name, found, reactions_to_nan(sides, name))
 
 
 def by_memory() -> list[Row]:
@@ -194,7 +194,7 @@ def main() -> None:
             gc.collect()
         if torch_models:
             rows += by_torch(name, torch_models.sides, arguments.seconds)
-    measure.report("finite_check_cost", rows + memory_rows, method=peak_memory.method())
+    measure.report("finite_check_cost", rows + memory_rows, method=peak_memory.method_text())
 
 
 if __name__ == "__main__":

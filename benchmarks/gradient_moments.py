@@ -64,11 +64,13 @@ def over_plain(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, 
 
 def row(name: str, seconds: float, torch_moments: Any | None) -> tuple[Row, float]:
     """Measures a case, and returns its row and the milliseconds of tfwd's plain gradient."""
-    from common import gradient_cases
+    from common import gradient_moments_cases
 
     title, limit = CASES[name]
-    case = gradient_cases.CASES[name]()
-    times = measure.alternate(gradient_cases.ours(case), seconds=seconds, rounds=200, title=title)
+    case = gradient_moments_cases.CASES[name]()
+    times = measure.alternate(
+        gradient_moments_cases.ours(case), seconds=seconds, rounds=200, title=title
+    )
     peers: dict[str, float | str] = {}
     if torch_moments is None:
         peers = dict.fromkeys(PEERS, "not installed")

@@ -21,11 +21,11 @@ def main() -> None:
     seconds = measure.parser(__doc__, seconds=25.0).parse_args().seconds
     measure.equal_threads()
     import numpy as np
-    from common import gradient_cases
+    from common import gradient_moments_cases
 
     runs = {}
     for batch in BATCHES:
-        sides = gradient_cases.ours(gradient_cases.mlp([784, 512, 512], batch))
+        sides = gradient_moments_cases.ours(gradient_moments_cases.mlp([784, 512, 512], batch))
         runs |= {f"{side} {batch}": run for side, run in sides.items()}
     found = measure.alternate(runs, seconds=seconds, calls=3, title="batch")
 

@@ -133,7 +133,7 @@ def main() -> None:
         candidates = {side: make(name, side)[0] for side in SIDES}
         steps = measure.alternate(candidates, seconds=flags.seconds, title=name)
         rows += rows_of(name, found[name], steps)
-    measure.report("in_place_cost", rows, method=peak_memory.method())
+    measure.report("in_place_cost", rows, method=peak_memory.method_text())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ WIDTH, LAYERS = 1062, 4  # 4 x 1062 x 1062 weights of 4 bytes are 18 MB
 WAYS = ("plain", "plain, released", "wrapped")
 
 
-def grow(way: str, models: int) -> Callable[[], list[float]]:
+def growth_measurement(way: str, models: int) -> Callable[[], list[float]]:
     """Returns a function that makes the models and returns the growth in MiB, in a child."""
     measure.equal_threads()
     import keras
@@ -30,7 +30,7 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
 
     x = tf.ones([8, WIDTH])
 
-    def one() -> None:
+    def fit_one_model() -> None:
         layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
         if way == "wrapped":
             layers = [tfwd.layers.WeightDropout(layer, 0.5) for layer in layers]
@@ -40,7 +40,7 @@ def grow(way: str, models: int) -> Callable[[], list[float]]:
 
     def run() -> list[float]:
         for number in range(models):
-            one()
+            fit_one_model()
             if way == "plain, released":
                 tfwd.release_models()
             keras.backend.clear_session()
@@ -57,7 +57,9 @@ def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--models", type=int, default=50, help="number of models")
     models = options.parse_args().models
-    found = peak_memory.in_children(grow, {way: (way, models) for way in WAYS}, steps=None)
+    found = peak_memory.in_children(
+        growth_measurement, {way: (way, models) for way in WAYS}, steps=None
+    )
     failed = [f"{way}: {growth}" for way, growth in found.items() if isinstance(growth, str)]
     if failed:
         raise RuntimeError("; ".join(failed))

@@ -34,7 +34,7 @@ STATM = Path("/proc/self/statm")
 PAGE = 4096
 
 
-def watched(way: str) -> object:
+def memory_sampler(way: str) -> object:
     """Returns a function that runs a step and samples `[share of the step, bytes]`.
 
     The bytes are above the level before the step.
@@ -55,7 +55,7 @@ def watched(way: str) -> object:
                 samples.append((time.perf_counter(), int(STATM.read_text().split()[1]) * PAGE))
                 time.sleep(0.001)
 
-        peak_memory.give_back()
+        peak_memory.release_free_memory()
         watcher = threading.Thread(target=sample)
         watcher.start()
         time.sleep(0.02)
@@ -100,7 +100,7 @@ def main() -> None:
     )
     plot = Path(options.parse_args().plot)
     found = peak_memory.in_children(
-        watched, {name: (way,) for name, way in WAYS.items()}, steps=None
+        memory_sampler, {name: (way,) for name, way in WAYS.items()}, steps=None
     )
     curves = {name: samples for name, samples in found.items() if isinstance(samples, list)}
     if curves:

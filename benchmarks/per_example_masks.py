@@ -156,7 +156,7 @@ def main() -> None:
     rows = by_memory(chosen.cases)
     for name in chosen.cases:
         rows += by_time(name, chosen.seconds)
-    measure.report("per_example_masks", rows, method=peak_memory.method())
+    measure.report("per_example_masks", rows, method=peak_memory.method_text())
 
 
 if __name__ == "__main__":

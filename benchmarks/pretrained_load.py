@@ -336,7 +336,7 @@ def main() -> None:
         write(Path(folders[SHARDS]), 5)
         rows = by_memory(folders, size) + by_time(folders, seconds)
         rows += by_layers(Path(place), seconds)
-    measure.report("pretrained_load", rows, method=peak_memory.method(), processor=processor())
+    measure.report("pretrained_load", rows, method=peak_memory.method_text(), processor=processor())
 
 
 if __name__ == "__main__":

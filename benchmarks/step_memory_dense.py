@@ -54,7 +54,7 @@ def main() -> None:
             "no configuration could be measured: see the errors of the child processes above"
         )
     levels = {way: memory_above_plain_step.shown(_of_all(peaks)) for way, peaks in found.items()}
-    measure.report("step_memory_dense", rows, method=peak_memory.method(), peak_share=levels)
+    measure.report("step_memory_dense", rows, method=peak_memory.method_text(), peak_share=levels)
 
 
 def _of_all(peaks: list[int] | str) -> Spread | str:

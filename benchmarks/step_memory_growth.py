@@ -59,7 +59,7 @@ def main() -> None:
     title = "Peak memory of a training step above the level before it"
     step_growth.draw(title, "MiB", costs, folder, "memory")
     rows, points = step_growth.rows("memory", costs), step_growth.points("MiB", costs)
-    measure.report("step_memory_growth", rows, method=peak_memory.method(), points=points)
+    measure.report("step_memory_growth", rows, method=peak_memory.method_text(), points=points)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main() -> None:
         rows += memory_above_plain_step.rows(kind, title, figure, peers, LIMITS[kind])
     if not rows:
         raise RuntimeError("no kind could be measured: see the errors of the child processes above")
-    measure.report("step_memory_other_layers", rows, method=peak_memory.method())
+    measure.report("step_memory_other_layers", rows, method=peak_memory.method_text())
 
 
 if __name__ == "__main__":

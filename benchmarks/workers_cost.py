@@ -32,7 +32,7 @@ from typing import Any
 
 from common import growth_plots, measure
 from common.measure import CONSOLE, Row, Spread
-from lm_step import load_config, quickstart_words
+from lm_step_time import load_config, quickstart_words
 
 PROCESSES = (1, 2, 4)
 STEPS_PER_UPDATE = (1, 4)
@@ -82,7 +82,7 @@ def work() -> None:
             for number in range(4):
                 last = (number + 1) % every == 0
                 step(*batch, **({} if last else {"update": False}))
-            if not np.isfinite(state.take_log()):
+            if not np.isfinite(state.take_log_loss()):
                 raise FloatingPointError(f"the step failed: {step.failure()}")
 
         weights = [_keras.variables.tf_variable(v) for v in model.trainable_variables]
@@ -151,7 +151,7 @@ def measure_processes(count: int) -> dict[str, Any]:
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def exchange(gradient: float, machines: int, bandwidth: float) -> float:
+def exchange_seconds(gradient: float, machines: int, bandwidth: float) -> float:
     """Returns the seconds of a gradient exchange, `c` in the formula of this module's docstring.
 
     Args:
@@ -182,7 +182,7 @@ def draw(models: dict[str, tuple[float, float]], folder: str) -> Path:
             BANDWIDTHS.items(), ("#c0392b", "#3b6ea5"), strict=True
         ):
             for every, style in zip(STEPS_PER_UPDATE, ("-", "--"), strict=True):
-                values = [1e3 * exchange(gradient, n, bandwidth) / every for n in counts]
+                values = [1e3 * exchange_seconds(gradient, n, bandwidth) / every for n in counts]
                 label = f"exchange at {name}, updates every {every}"
                 axes.plot(
                     counts, values, style, color=colour, marker="o", markersize=4, label=label
@@ -258,7 +258,7 @@ def main() -> None:
     for model, (seconds, size) in models.items():
         for name, bandwidth in BANDWIDTHS.items():
             for every in STEPS_PER_UPDATE:
-                share = seconds / (seconds + exchange(size, 100, bandwidth) / every)
+                share = seconds / (seconds + exchange_seconds(size, 100, bandwidth) / every)
                 rows.append(
                     Row(
                         f"efficiency of 100 machines by the formula, {model}, {name}, updates "

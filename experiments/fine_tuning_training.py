@@ -28,7 +28,7 @@ from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.training_step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.runs.storage.run_state import RunState
-from tfwd.runs.training.seed_sequence import seeds
+from tfwd.runs.training.layer_seeds import layer_seeds
 
 KERNELS = "stack/.*/kernel"  # the weights to which each method is applied
 
@@ -67,7 +67,7 @@ class Training:
                 method.step(tf.constant(padded), tf.constant(train.labels[chosen]))
             if method.step.failure() is not None:
                 break
-            loss = method.step.state.take_epoch()
+            loss = method.step.state.take_epoch_loss()
         diverged = method.step.failure() is not None
         result: dict[str, Any] = {"diverged": diverged, "train_loss": None if diverged else loss}
         for part in ("valid", "test") if run.kind == "final" else ("valid",):
@@ -179,7 +179,7 @@ class _Method:
             variable.assign(tf.zeros_like(variable) if value is None else value)
         self._strength.assign(run.strength)
         self.step.state.learning_rate.assign(run.rate)
-        row = seeds(run.seed)
+        row = layer_seeds(run.seed)
         for stream in self._streams:
             stream.state.assign([next(row), 0])
         head = classifier_of(self.step.model).head

@@ -12,8 +12,9 @@ from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.model import make_model
 from tfwd.lm.program import PROGRAM
+from tfwd.runs.storage.data_fingerprint import fingerprint
+from tfwd.runs.storage.progress import Progress
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import Progress, fingerprint
 
 WORDS = [*"abcdefghij", "the", "cat", "sat", "on", "dog", "saw", "it", "there"]
 

@@ -27,35 +27,42 @@ class Kernel(L.Layer):
         return tf.matmul(x, self.kernel)
 
 
-def shown(mask: Any, like: tf.Tensor) -> tf.Tensor:
+def mask_as_numbers(mask: Any, like: tf.Tensor) -> tf.Tensor:
     """Returns a mask as numbers that an output shows; -1 for no mask."""
     if mask is None:
         return -tf.ones_like(like)
     return tf.cast(mask, like.dtype)[..., None] * tf.ones_like(like)
 
 
-def carried(x: Any) -> Any:
+def mask_of(x: Any) -> Any:
     return getattr(x, "_keras_mask", None)
 
 
 class Two(Kernel):
     def call(self, a, b):
-        return self.times(a) + b + 3.0 * shown(carried(a), a) + 7.0 * shown(carried(b), b)
+        return (
+            self.times(a)
+            + b
+            + 3.0 * mask_as_numbers(mask_of(a), a)
+            + 7.0 * mask_as_numbers(mask_of(b), b)
+        )
 
 
 class TwoAndMask(Kernel):
     def call(self, a, b, mask=None):
-        return self.times(a) + b + 3.0 * shown(mask, a)
+        return self.times(a) + b + 3.0 * mask_as_numbers(mask, a)
 
 
 class OneOrTwo(Kernel):
     def call(self, a, b=None, mask=None, a_mask=None):
-        return self.times(a) + 3.0 * shown(mask, a) + 7.0 * shown(a_mask, a)
+        return self.times(a) + 3.0 * mask_as_numbers(mask, a) + 7.0 * mask_as_numbers(a_mask, a)
 
 
 class TwoMasks(Kernel):
     def call(self, a, b, a_mask=None, b_mask=None):
-        return self.times(a) + b + 3.0 * shown(a_mask, a) + 7.0 * shown(b_mask, b)
+        return (
+            self.times(a) + b + 3.0 * mask_as_numbers(a_mask, a) + 7.0 * mask_as_numbers(b_mask, b)
+        )
 
 
 class Nest(Kernel):
@@ -65,13 +72,16 @@ class Nest(Kernel):
     def call(self, inputs, mask=None):
         masks = [None, None] if mask is None else tf.nest.flatten(mask)
         a, b = tf.nest.flatten(inputs)
-        return {"x": self.times(a) + 3.0 * shown(masks[0], a), "y": (b + shown(masks[1], b),)}
+        return {
+            "x": self.times(a) + 3.0 * mask_as_numbers(masks[0], a),
+            "y": (b + mask_as_numbers(masks[1], b),),
+        }
 
     def compute_mask(self, inputs, mask=None):
         return None
 
 
-class Takes(Kernel):
+class RemovesMask(Kernel):
     """A layer that removes the mask of its input."""
 
     def call(self, a, b=None):
@@ -79,7 +89,7 @@ class Takes(Kernel):
         return self.times(a)
 
 
-class Puts(Kernel):
+class SetsMask(Kernel):
     """A layer that sets another mask on its input."""
 
     def call(self, a, b=None):
@@ -87,7 +97,7 @@ class Puts(Kernel):
         return self.times(a)
 
 
-class Same(Kernel):
+class ComparesInputs(Kernel):
     """A layer that checks whether it gets the same tensor twice."""
 
     def call(self, a, b):
@@ -176,10 +186,10 @@ def _own() -> Iterator[tuple[str, Callable, Callable]]:
     yield "tuple", Nest, lambda f, x, y, m, **k: f((y, x), **k)
     yield "dict", Nest, lambda f, x, y, m, **k: f({"u": x, "v": y}, **k)
     yield "list mask", Nest, lambda f, x, y, m, **k: f([y, y], mask=[m, m], **k)
-    yield "takes", Takes, lambda f, x, y, m, **k: f(x, **k)
-    yield "puts", Puts, lambda f, x, y, m, **k: f(y, x, **k)
-    yield "same", Same, lambda f, x, y, m, **k: f(x, x, **k)
-    yield "not the same", Same, lambda f, x, y, m, **k: f(x, y, **k)
+    yield "takes", RemovesMask, lambda f, x, y, m, **k: f(x, **k)
+    yield "puts", SetsMask, lambda f, x, y, m, **k: f(y, x, **k)
+    yield "same", ComparesInputs, lambda f, x, y, m, **k: f(x, x, **k)
+    yield "not the same", ComparesInputs, lambda f, x, y, m, **k: f(x, y, **k)
     yield "unmasking", Unmasking, lambda f, x, y, m, **k: f(x, **k)
     yield "merging", merged, lambda f, x, y, m, **k: f([x, y], **k)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stack_marks import quick_rows
 
-from tfwd._random import dropout_and_noise, masks_and_normals, normals, philox, seeds, xxh32
+from tfwd._random import dropout_and_noise, masks_and_normals, normals, philox_op, seeds, xxh32
 
 SHAPE = (200, 500)
 
@@ -74,7 +74,7 @@ def test_the_expectation_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     words = tf.constant(np.arange(65536, dtype=np.uint32) << 16)
     monkeypatch.setattr(xxh32, "words", lambda *_: words)
     signed = tf.bitcast(words, tf.int32) - (1 << 31)
-    monkeypatch.setattr(philox, "words", lambda *_: signed)
+    monkeypatch.setattr(philox_op, "random_words", lambda *_: signed)
     for rate in (0.001, 0.3, 0.5, 0.999):
         kept = masks_and_normals.mask((65536,), rate, tf.constant([0, 0]))
         as_tensor = masks_and_normals.mask((65536,), tf.constant(rate), tf.constant([0, 0]))
@@ -252,7 +252,7 @@ def test_small_masks_are_words_below_the_keep_probability(rate: float, generator
     if generator != "Philox":
         pytest.skip("of Philox")
     words = (
-        philox.words([64, 64], philox.key_of(SEED), tf.zeros([2], tf.uint64))
+        philox_op.random_words([64, 64], philox_op.key_of(SEED), tf.zeros([2], tf.uint64))
         .numpy()
         .astype(np.int64)
     )

@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 from tfwd import _keras, layers
 from tfwd import parametrizations as P
-from tfwd._graph import recompute
+from tfwd._graph import recomputed_weights
 
 pytestmark = pytest.mark.usefixtures("all_large")
 
@@ -226,7 +226,7 @@ def _kept_of(function, *weights: tf.Tensor) -> set[str]:
         def run(training, tensors, seeds, drawn):
             return [function(tensors[0], *drawn)]
 
-        return recompute.call(draw, run, True, [x, v, w], [SEED, SEED + 1])[0]
+        return recomputed_weights.call(draw, run, True, [x, v, w], [SEED, SEED + 1])[0]
 
     concrete = tf.function(call).get_concrete_function(X[:, :5], *weights)
     forward, _ = concrete._delayed_rewrite_functions.forward_backward()

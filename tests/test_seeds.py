@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd._random import philox, seeds
+from tfwd._random import philox_op, seeds
 
 
 def as_tuple(seed: tf.Tensor) -> tuple[int, int]:
@@ -56,8 +56,10 @@ def test_seeds_of_several_positions_equal_the_single_seeds(positions: Sequence[i
 
 def test_folds_are_distinct_and_none_of_the_seeds_own_words() -> None:
     seed = tf.constant([3, 4])
-    found = {as_tuple(seeds.fold(seed, a, b)) for a in range(4) for b in range(4)}
-    words = tf.reshape(philox.words([8, 2], philox.key_of(seed), tf.zeros([2], tf.uint64)), [-1, 2])
+    found = {as_tuple(seeds.fold_in(seed, a, b)) for a in range(4) for b in range(4)}
+    words = tf.reshape(
+        philox_op.random_words([8, 2], philox_op.key_of(seed), tf.zeros([2], tf.uint64)), [-1, 2]
+    )
     assert len(found | {as_tuple(pair) for pair in words}) == 16 + 8
 
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.finite_check_cases import (
+from common.finite_check_settings import (
     BLOCK,
     CLASSES,
     CONVOLUTIONS,
@@ -128,10 +128,10 @@ def side(name: str, way: str, compiled: bool, batch: int | None = None) -> Side:
         step()
     finally:
         tf.debugging.disable_check_numerics()
-    return Side(step, lambda: _planted(trained, step))
+    return Side(step, lambda: _reaction_to_nan(trained, step))
 
 
-def _planted(trained: keras.Model, step: Callable[[], float]) -> str:
+def _reaction_to_nan(trained: keras.Model, step: Callable[[], float]) -> str:
     weights = trained.trainable_variables
     kernel = weights[-2]
     value = kernel.numpy()

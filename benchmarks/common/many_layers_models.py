@@ -1,8 +1,8 @@
 """Models with many layers: without dropout, with tfwd, and with a naive custom layer.
 
 The models are chains of Dense layers, stacks of LSTMs, MobileNetV2 and BERT. many_layers.py and
-known_models.py measure `MODELS`. in_place_cost.py and small_weight_thresholds.py use some of the
-models.
+known_models.py measure `MODELS`. in_place_cost.py and mask_and_recompute_thresholds.py use some of
+the models.
 """
 
 from __future__ import annotations

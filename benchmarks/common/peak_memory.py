@@ -50,7 +50,7 @@ def can_reset() -> bool:
     return STATUS.exists()
 
 
-def method() -> str:
+def method_text() -> str:
     """Returns a text that says how memory is measured on this machine."""
     if can_reset():
         return "VmHWM during a step, less VmRSS before it"
@@ -69,7 +69,7 @@ def resident() -> int:
 
     On systems that do not report it, the result is the largest resident set so far.
     """
-    give_back()
+    release_free_memory()
     return _status("VmRSS") if STATUS.exists() else _largest()
 
 
@@ -79,7 +79,7 @@ def _largest() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Collects garbage, and returns free memory to the system if the C library is glibc."""
     gc.collect()
     if hasattr(ctypes.CDLL(None), "malloc_trim"):
@@ -98,7 +98,7 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
         A list with a figure for each step, or with a single figure if the peak cannot be reset.
     """
     if not can_reset():
-        give_back()
+        release_free_memory()
         level = _largest()
         for _ in range(warmup + steps):
             step()
@@ -107,7 +107,7 @@ def peaks(step: Callable[[], Any], steps: int = 3, warmup: int = 1) -> list[int]
         step()
     found = []
     for _ in range(steps):
-        give_back()
+        release_free_memory()
         level = _status("VmRSS")
         CLEAR.write_text("5")
         step()
@@ -134,7 +134,7 @@ def _shown(answer: Any) -> str:
     return " ".join(f"{peak / MIB:.0f}" for peak in answer) + " MiB"
 
 
-def _answer(child: Any, answer: Any, seconds: float) -> Any:
+def _await_result(child: Any, answer: Any, seconds: float) -> Any:
     """Returns the answer of a child, or a text if it does not answer in time. Ends the child."""
     end = time.monotonic() + seconds
     found = None
@@ -188,7 +188,7 @@ def in_children(
         answer = context.Queue()
         child = context.Process(target=_child, args=(make, configurations[name], steps, answer))
         child.start()
-        found = _answer(child, answer, seconds)
+        found = _await_result(child, answer, seconds)
         bar.advance(task)
         measure.CONSOLE.print(f"{name}: {_shown(found)}", highlight=False)
         return found

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 from common import measure
-from common.finite_check_cases import (
+from common.finite_check_settings import (
     ANOMALY,
     BARE,
     BLOCK,
@@ -111,10 +111,10 @@ def side(name: str, way: str) -> Side:
         return loss.item()
 
     step()
-    return Side(step, lambda: _planted(trained, step))
+    return Side(step, lambda: _reaction_to_nan(trained, step))
 
 
-def _planted(trained: nn.Module, step: Callable[[], float]) -> str:
+def _reaction_to_nan(trained: nn.Module, step: Callable[[], float]) -> str:
     weights = list(trained.parameters())
     with torch.no_grad():
         weights[-2].view(-1)[0] = float("nan")

@@ -43,7 +43,7 @@ def convolutions() -> list[nn.Module]:
     return [first, nn.ReLU(), second, nn.ReLU(), Pool(), nn.Linear(64, 10)]
 
 
-# The layers of `gradient_cases.CASES`, except the tied model.
+# The layers of `gradient_moments_cases.CASES`, except the tied model.
 MODELS: dict[str, Callable[[], list[nn.Module]]] = {
     "mlp": lambda: dense([784, 512, 512]),
     "wide": lambda: dense([1024] * 5),

@@ -17,7 +17,7 @@ from tfwd._graph import private_graph_apis
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Attributes:
+class AttributeSnapshot:
     """The current attributes of a layer and of all layers in it.
 
     Lists and dicts are stored by reference: their contents may change.

@@ -114,7 +114,7 @@ class SeedStream(keras.layers.Layer):
         if replica is None:
             replica = 0 if self.share_across_replicas else seeds.replica_id()
         chosen = seeds.seeds(state, replica, positions)
-        return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen
+        return [seeds.fold_in(s, self.stream, 0) for s in chosen] if self.stream else chosen
 
     def seeds_at(self, call: int | tf.Tensor, positions: Sequence[int]) -> list[tf.Tensor]:
         """Returns the seeds that training call number `call` uses on replica 0."""

@@ -1,7 +1,7 @@
 """`SubstitutedCall`: one call of a layer that can run on effective weights, and run again.
 
-The call is a function of tensors and seeds. So `tfwd._graph.recompute` can run it a second time in
-backward, and `tf.cond` can run it in a branch.
+The call is a function of tensors and seeds. So `tfwd._graph.recomputed_weights` can run it a second
+time in backward, and `tf.cond` can run it in a branch.
 
 Nested wrappers form one chain that begins with the inner wrapper. Parametrizations in place act in
 the order in which they were added (`chain.in_order`). During its call an outer wrapper lists its
@@ -21,10 +21,10 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras, rates, training_flag
-from tfwd._graph import recompute, stateless_call
+from tfwd._graph import recomputed_weights, stateless_call
 from tfwd._random import masks_and_normals
-from tfwd.layers._substitution import caller_detection, packed_arguments
-from tfwd.layers._substitution.attribute_snapshots import Attributes
+from tfwd.layers._substitution import call_packing, caller_detection
+from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
 from tfwd.layers._substitution.reference_weights import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights
@@ -82,7 +82,7 @@ def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
 
 
 class CallAnalysis(NamedTuple):
-    """The facts that `first_call_analysis` found about a call.
+    """The facts that `traced_call_analysis` found about a call.
 
     Attributes:
         impure: Reason why the call cannot run again, as the end of a sentence. "" if it can run
@@ -146,7 +146,7 @@ class SubstitutedCall:
         self.wrappers = outer_wrappers()
         self._state = _keras.layer_calls.CallState()
         self._given = args, kwargs
-        self._arguments = packed_arguments.Arguments(args, dict(kwargs))
+        self._arguments = call_packing.Arguments(args, dict(kwargs))
         if training is False or not targeted:
             state = tf.zeros([2], tf.int64)
         else:
@@ -192,7 +192,8 @@ class SubstitutedCall:
         """Returns the key of this call's analysis."""
         weights = tuple(id(v) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
-        return self._arguments.kind(), weights, flag, tf.executing_eagerly(), len(self.wrappers)
+        arguments = self._arguments.signature()
+        return arguments, weights, flag, tf.executing_eagerly(), len(self.wrappers)
 
     def signature(self) -> tuple:
         """Returns the key without this layer's weights. Calls of equal layers have equal keys."""
@@ -200,7 +201,7 @@ class SubstitutedCall:
         kinds = tuple((positions[id(t.variable)], repr(p)) for t, p in self.targeted)
         variables = tuple((str(v.dtype), len(v.shape)) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
-        return self._arguments.kind(), kinds, variables, flag, tf.executing_eagerly()
+        return self._arguments.signature(), kinds, variables, flag, tf.executing_eagerly()
 
     def is_worth_recomputing(self) -> bool:
         """Returns True if an effective weight is large enough that drawing it again is better.
@@ -225,7 +226,7 @@ class SubstitutedCall:
         return self._call(*self._given, training, self.seeds, raw, references, weights, [])
 
     def run(
-        self, analysis: CallAnalysis, recomputed: bool, before: Attributes | None
+        self, analysis: CallAnalysis, recomputed: bool, before: AttributeSnapshot | None
     ) -> stateless_call.Result:
         """Makes the call with a custom gradient, or in branches. Its updates are returned.
 
@@ -236,8 +237,8 @@ class SubstitutedCall:
         """
         branches = None
         if not isinstance(self.training, bool):
-            branches = packed_arguments.Branches(analysis.updated, analysis.losses)
-        packed = packed_arguments.Results(self.name, self._arguments, branches)
+            branches = call_packing.CommonBranchResults(analysis.updated, analysis.losses)
+        packed = call_packing.Results(self.name, self._arguments, branches)
         capture = not analysis.impure
 
         def function(training: bool, tensors: list, seeds: list, weights: list) -> list[tf.Tensor]:
@@ -252,7 +253,9 @@ class SubstitutedCall:
             return function(training, tensors, self.seeds, weights)
 
         if recomputed:
-            flat = recompute.call(self.weights, function, self.training, tensors, self.seeds)
+            flat = recomputed_weights.call(
+                self.weights, function, self.training, tensors, self.seeds
+            )
         else:
             flat = training_flag.call_with_bool(self.training, storing)
         return packed.unpack(list(flat))

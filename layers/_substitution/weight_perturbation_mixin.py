@@ -2,10 +2,10 @@
 
 A training call takes a call number. It computes each weight's effective value from the raw value
 and a seed. It runs the layer with the effective values in place of the variables. Around the call,
-`tfwd._graph.recompute` stores only the arguments for backward.
+`tfwd._graph.recomputed_weights` stores only the arguments for backward.
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
-This needs a proof that the layer computes the same again (see `first_call_analysis` and
+This needs a proof that the layer computes the same again (see `traced_call_analysis` and
 `pure_layers`). Other layers store their effective weights.
 """
 
@@ -25,15 +25,15 @@ from tfwd.layers._substitution import (
     acting_parametrizations,
     caller_detection,
     embedding_lookup,
-    first_call_analysis,
     method_hooks,
     per_example_call,
     pure_layers,
     reference_weights,
+    traced_call_analysis,
     unsupported_weight_reads,
     weight_selection,
 )
-from tfwd.layers._substitution.attribute_snapshots import Attributes
+from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
@@ -244,7 +244,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
-            analysis = first_call_analysis.analyse(name, owner, names, call)
+            analysis = traced_call_analysis.analyse(name, owner, names, call)
         call.extend(analysis.extra)
         recompute = self.recompute and call.is_worth_recomputing()
         warned = recompute and bool(analysis.impure)
@@ -255,7 +255,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         again = recompute and call.runs_again()
         if again:
             recompute = again = not analysis.taken and pure_layers.is_keras_own(owner)
-        before = Attributes(owner) if again else None
+        before = AttributeSnapshot(owner) if again else None
         watch = contextlib.nullcontext() if analysis.seen else private_graph_apis.Accesses()
         with watch as accesses, unsupported_weight_reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:

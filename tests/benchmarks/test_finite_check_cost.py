@@ -18,7 +18,7 @@ SMALL = {
 
 
 def helper(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    models = importlib.import_module("common.finite_check_cases")
+    models = importlib.import_module("common.finite_check_settings")
     monkeypatch.setattr(models, "SHAPES", SMALL)
     monkeypatch.setattr(models, "DEPTH", 1)
     monkeypatch.setattr(models, "STACK_DEPTH", 3)
@@ -41,7 +41,7 @@ def test_sides_make_the_same_step_and_do_about_a_nan_what_they_say(
     losses = [one.step() for one in sides.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
     for way, said in ends.items():
-        assert sides[way].plant() in said, way
+        assert sides[way].react_to_nan() in said, way
 
 
 @extended
@@ -89,7 +89,7 @@ def test_models_are_the_same_in_pytorch(name: str, monkeypatch: pytest.MonkeyPat
         sizes = [size for size in sizes if size not in (3 * width, 3 * width**2)]
         sizes = sorted([*sizes, *[width] * 3, *[width**2] * 3])
     assert sizes == sorted(math.prod(weight.shape) for weight in ours.trainable_variables)
-    inputs, _ = importlib.import_module("common.finite_check_cases").data(name)
+    inputs, _ = importlib.import_module("common.finite_check_settings").data(name)
     inputs = torch.from_numpy(inputs)
     inputs = inputs.permute(0, 3, 1, 2) if name == "convolutions" else inputs
     assert tuple(theirs(inputs).shape) == (SMALL[name][0], 10)
@@ -101,7 +101,7 @@ def test_peers_in_pytorch_raise_at_a_nan(monkeypatch: pytest.MonkeyPatch) -> Non
     sides = helper("peers.torch_finite_checks", monkeypatch).sides("MLP")
     losses = [one.step() for one in sides.values()]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
-    found = {way: one.plant() for way, one in sides.items()}
+    found = {way: one.react_to_nan() for way, one in sides.items()}
     assert found == {
         "bare": "passes, weights are overwritten",
         "detect_anomaly": "raises",

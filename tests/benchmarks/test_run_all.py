@@ -26,7 +26,7 @@ def test_helpers_and_the_runner_are_no_benchmarks(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("x = 1\n")
     run_all = importlib.import_module("run_all")
     assert [path.name for path in run_all.scripts(tmp_path)] == ["one.py"]
-    assert {"step_memory_dense", "lm_step"} <= {path.stem for path in run_all.scripts()}
+    assert {"step_memory_dense", "lm_step_time"} <= {path.stem for path in run_all.scripts()}
 
 
 def test_every_end_of_a_script_is_told_apart(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stack_marks import IS_KERAS_2, quick_rows
+from stack_marks import IS_KERAS_2
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from masked_calls_table import CASES, SIZE, Kernel, Two, carried
+from masked_calls_table import CASES, SIZE, Kernel, Two, mask_of
 from stack_marks import quick_rows, rest
 
 from tfwd import layers
@@ -47,7 +47,7 @@ def observed(call: Any, layer: Any, masked: bool, training: bool) -> tuple[list,
     if masked:
         y._keras_mask = tf.identity(OTHER)
     outputs = tf.nest.flatten(call(layer, x, y, tf.identity(OTHER), training=training))
-    return outputs, [carried(tensor) for tensor in (*outputs, x, y)]
+    return outputs, [mask_of(tensor) for tensor in (*outputs, x, y)]
 
 
 def assert_alike(found: tuple[list, list], expected: tuple[list, list]) -> None:
@@ -193,7 +193,7 @@ def test_a_mask_that_a_dataclass_gets_in_a_branch_stays_there() -> None:
     def call(training: Any) -> Any:
         x = tf.identity(X)
         x._keras_mask = tf.identity(MASK)
-        return carried(layer(x, training=training))
+        return mask_of(layer(x, training=training))
 
     assert call(False) is not None
     assert tf.function(call)(tf.constant(True)) is None

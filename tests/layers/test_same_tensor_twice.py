@@ -11,7 +11,7 @@ from stack_marks import quick_rows
 
 from conformance import harness
 from tfwd import _keras, layers
-from tfwd._graph import recompute
+from tfwd._graph import recomputed_weights
 
 pytestmark = pytest.mark.usefixtures("size")
 
@@ -187,7 +187,7 @@ def test_fit_of_self_attention() -> None:
 
 @quick_rows("large")
 def test_a_variable_at_two_places() -> None:
-    """Checks a tensor that is given twice to `recompute.call`, not by a call's arguments."""
+    """Checks a tensor given twice to `recomputed_weights.call`, not by a call's arguments."""
     w = tf.Variable([1.0, 2.0])
 
     def draw(training: bool, tensors: list, seeds: list) -> list:
@@ -200,7 +200,7 @@ def test_a_variable_at_two_places() -> None:
     def cubed() -> tf.Tensor:
         with tf.GradientTape() as tape:
             raw = tf.convert_to_tensor(w)
-            (y,) = recompute.call(draw, function, True, [raw, raw], [tf.constant([1, 2])])
+            (y,) = recomputed_weights.call(draw, function, True, [raw, raw], [tf.constant([1, 2])])
         return tape.gradient(y, w)
 
     for gradient in (cubed(), cubed.python_function()):

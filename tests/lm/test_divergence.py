@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite(text, tmp_path):
 
 
 @pytest.fixture
-def planted(text, monkeypatch):
+def nan_in_sixth_window(text, monkeypatch):
     """Plants a NaN in the loss of an epoch's sixth window while `armed` is true.
 
     The window is recognized by its first two targets, which no other window has.
@@ -88,7 +88,7 @@ def run(text, folder, check, **changes):
 
 
 @once
-def test_a_step_that_is_not_finite_ends_the_run(planted, text, tmp_path):
+def test_a_step_that_is_not_finite_ends_the_run(nan_in_sixth_window, text, tmp_path):
     with pytest.raises(Diverged) as error:
         run(text, tmp_path, "raise")
     assert error.value.short == "diverged at step 6 in the loss"
@@ -99,7 +99,7 @@ def test_a_step_that_is_not_finite_ends_the_run(planted, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
+def test_a_step_that_is_left_out(nan_in_sixth_window, text, tmp_path, capsys):
     summary, valid, failures = run(text, tmp_path, "skip")
     each = valid[0]["step"]
     assert failures == [6, 6 + each] and summary["step"] == 2 * each
@@ -109,12 +109,12 @@ def test_a_step_that_is_left_out(planted, text, tmp_path, capsys):
 
 @pytest.mark.slow
 @once
-def test_going_back_an_epoch(planted, text, tmp_path, capsys):
+def test_going_back_an_epoch(nan_in_sixth_window, text, tmp_path, capsys):
     with pytest.raises(
         Diverged, match="no epoch has ended with finite weights yet, so no state can be restored"
     ):
         run(text, tmp_path / "first", "restore")
-    planted.assign(False)
+    nan_in_sixth_window.assign(False)
     whole, own_tell = Trainer._end_epoch, Trainer._report_failure
     models, at_the_end, gone_back = [], [], []
 
@@ -123,7 +123,7 @@ def test_going_back_an_epoch(planted, text, tmp_path, capsys):
 
     def then_arm(self, title):
         whole(self, title)
-        planted.assign(True)
+        nan_in_sixth_window.assign(True)
         models.append(self.model)
         at_the_end.append(weights())
 
@@ -157,7 +157,7 @@ def test_too_many_steps_in_a_row(text, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @once
-def test_nothing_is_looked_at(text, tmp_path, monkeypatch):
+def test_without_checks_nothing_is_reported(text, tmp_path, monkeypatch):
     own = training_step.token_nats
     monkeypatch.setattr(training_step, "token_nats", lambda *given: own(*given) * np.nan)
     _, valid, failures = run(text, tmp_path, "off", training__epochs=1)

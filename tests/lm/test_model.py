@@ -11,7 +11,7 @@ from tfwd import _keras, layers
 from tfwd.lm.config import KEYS
 from tfwd.lm.model import LanguageModel
 from tfwd.runs.settings.validators import RATE
-from tfwd.runs.training import seed_sequence
+from tfwd.runs.training.layer_seeds import layer_seeds
 
 IDS = tf.constant([[1, 2, 3, 1, 0, 4], [5, 6, 2, 2, 1, 3]], tf.int32)
 ALL = {
@@ -207,7 +207,7 @@ def seeds_of_parts(model):
 @pytest.mark.parametrize("options", [{}, ALL], ids=["off", "on"])
 def test_each_part_has_its_place_in_the_row_of_seeds(options):
     """Checks the order of the seeds: one more seed for a part would change all parts after it."""
-    row = list(itertools.islice(seed_sequence.seeds(3), 14))
+    row = list(itertools.islice(layer_seeds(3), 14))
     assert row[:3] == [1742692731, 183930186, 385346043]
     found = list(seeds_of_parts(make(tie_weights=False, **options)))
     for seed, of_row in zip(found, row, strict=True):

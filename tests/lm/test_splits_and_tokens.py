@@ -127,7 +127,7 @@ def test_fractions_are_checked():
             splits_and_tokens.load_splits(None, fractions)
 
 
-def test_what_has_no_end_is_not_read(tmp_path):
+def test_pipes_and_devices_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(UserError, match="cannot read the text .*: it is a pipe or a device"):

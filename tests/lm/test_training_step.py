@@ -57,7 +57,7 @@ def test_a_step_is_its_formula(tied, penalties):
     step(INPUTS, TARGETS)
     for old, new, gradient in zip(before, weights(step), gradients, strict=True):
         np.testing.assert_allclose(new, old - 0.5 * gradient, atol=1e-6)
-    assert step.state.take_log() == pytest.approx(loss, abs=1e-6)  # without the penalties
+    assert step.state.take_log_loss() == pytest.approx(loss, abs=1e-6)  # without the penalties
     assert float(step.state.gradient_norm) == pytest.approx(norm(gradients), rel=1e-5)
 
 
@@ -150,12 +150,12 @@ def test_the_state_is_carried_and_the_sums_are_of_tokens():
     step(INPUTS[:, :3], TARGETS[:, :3])
     step(INPUTS[:, 3:], TARGETS[:, 3:])
     loss, _ = expected_gradients(model)
-    assert step.state.take_log() == pytest.approx(loss, abs=1e-6)
+    assert step.state.take_log_loss() == pytest.approx(loss, abs=1e-6)
     states = model(INPUTS, training=False).states
     for pair, carried in zip(states, step.state.carried, strict=True):
         for state, variable in zip(pair, carried, strict=True):
             np.testing.assert_allclose(state, variable, atol=1e-6)
-    assert step.state.take_epoch() == pytest.approx(loss, abs=1e-6)
+    assert step.state.take_epoch_loss() == pytest.approx(loss, abs=1e-6)
     assert not any(variable.numpy().any() for pair in step.state.carried for variable in pair)
     assert int(step.state.step) == 2
 
@@ -264,7 +264,7 @@ def test_half_precision_scales_the_loss_and_outlives_an_overflow():
     for old, new in zip(before, weights(step), strict=True):
         np.testing.assert_array_equal(old, new)
     optimizer.dynamic_scale.assign(2.0**8)
-    step.state.take_epoch()  # the state to zero
+    step.state.take_epoch_loss()  # the state to zero
     step(INPUTS, TARGETS)
     changes = [old - new for old, new in zip(before, weights(step), strict=True)]
     assert norm(changes) == pytest.approx(0.5 * 0.01, rel=0.02)

@@ -104,7 +104,7 @@ DEFECTS = [
     Defect(
         "equal elements of a chain draw alike",
         "tfwd/parametrizations/chain.py",
-        "seed = seeds.fold(seed, 0, index)",
+        "seed = seeds.fold_in(seed, 0, index)",
         "seed = link.seed",
         ("tests/test_parametrizations.py",),
     ),
@@ -146,7 +146,7 @@ DEFECTS = [
     Defect(
         "a mask per example is drawn from the seed of the chain's first element",
         "tfwd/parametrizations/chain.py",
-        "seed = seeds.fold(link.seed, 0, index) if index else link.seed",
+        "seed = seeds.fold_in(link.seed, 0, index) if index else link.seed",
         "seed = link.seed",
         (f"{PER_EXAMPLE}", "-k", "draws_from_the_seed_of_its_place"),
     ),
@@ -238,7 +238,7 @@ DEFECTS = [
     Defect(
         "the two directions of a Bidirectional draw alike",
         "layers/_substitution/seed_stream.py",
-        "return [seeds.fold(s, self.stream, 0) for s in chosen] if self.stream else chosen",
+        "return [seeds.fold_in(s, self.stream, 0) for s in chosen] if self.stream else chosen",
         "return chosen",
         ("tests/layers/test_seed_stream.py", "tests/layers/test_weight_drop_lstm.py"),
     ),
@@ -937,7 +937,7 @@ DEFECTS = [
     Defect(
         "backward calls a layer without the present calls",
         LINK,
-        "            with running_calls.restored({**inner, self.in_place: now}):\n",
+        "            with running_calls.using_calls({**inner, self.in_place: now}):\n",
         "            if True:\n",
         (LAYER_KINDS, "-k", "large_weights and (bidirectional or cells)"),
     ),

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage import checkpoint
 from tfwd.runs.storage.checkpoint import Checkpoints, _facts
-from tfwd.runs.storage.run_state import Progress
+from tfwd.runs.storage.progress import Progress
 
 
 @pytest.fixture

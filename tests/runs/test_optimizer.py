@@ -25,7 +25,7 @@ def test_decay_is_in_place_of_the_optimizers_own(name):
     assert (made.weight_decay, made.scale, made.include) == (0.25, "learning_rate", None)
 
 
-def test_everything_around_it():
+def test_all_options_together():
     made = make_optimizer(
         "sgd",
         0.5,

@@ -8,7 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.run_state import Progress, RunState, fingerprint
+from tfwd.runs.storage.data_fingerprint import fingerprint
+from tfwd.runs.storage.progress import Progress
+from tfwd.runs.storage.run_state import RunState
 
 
 def test_progress_survives_json():
@@ -41,10 +43,10 @@ def test_plateau_counts_from_zero_after_a_decay():
     falls = []
     for loss in [5.0, 6.0, 6.0, 6.0, 6.0, 4.0, 6.0]:
         progress.end_epoch(loss)
-        falls.append(progress.plateau(0.5, 2))
+        falls.append(progress.reduces_learning_rate(0.5, 2))
     assert falls == [False, False, True, False, True, False, False]
     progress.plateau_epochs = 99
-    assert not progress.plateau(1.0, 2)
+    assert not progress.reduces_learning_rate(1.0, 2)
 
 
 def test_run_state_is_whole_in_a_checkpoint(tmp_path):

@@ -22,14 +22,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import RandomGenerator
-from keras.src.engine.compile_utils import match_dtype_and_rank
-from keras.src.losses import LossFunctionWrapper
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.layer_wrappers import NoAutographLayer
-from tfwd._keras2.layers import all_layers
-from tfwd._keras2.variables import Substitution, present_scope, tf_variable
+from tfwd._keras2.variables import Substitution, present_scope
 from tfwd._keras_shared import method_replacement, substitution_scopes
 from tfwd._keras_shared.method_replacement import Handler, patched
 
@@ -39,7 +36,7 @@ _here = threading.local()
 _numbers = itertools.count(1)
 
 
-class Draws:
+class DrawRecording:
     """The draws of one pass, in their order. The object is true if there are draws.
 
     Attributes:
@@ -149,10 +146,10 @@ def intercepted(
         classes: Classes. A class that does not define `call` is ignored.
         handler: Function that is called in place of `call`. It gets the original `call`.
     """
-    return method_replacement.intercepted(classes, handler, _asking)
+    return method_replacement.intercepted(classes, handler, _with_handler)
 
 
-def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_handler(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     @autograph.autograph_artifact  # AutoGraph converts the original call, but not this function
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
@@ -186,42 +183,3 @@ def users_code() -> contextlib.AbstractContextManager[Any]:
 def is_rematerialized(layer: keras.layers.Layer) -> bool:
     """Returns True if Keras runs the layer a second time in backward. Keras 2 never does."""
     return False
-
-
-def loss_object(loss: Any) -> keras.losses.Loss:
-    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
-    found = keras.losses.get(loss)
-    if isinstance(found, type):
-        found = found()
-    return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
-
-
-def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
-    """Returns targets and outputs in the dtype and rank in which Keras passes them to a loss."""
-    if not tf.is_tensor(y) or not tf.is_tensor(output):
-        return y, output
-    y, output, _ = match_dtype_and_rank(y, output, None)
-    return y, output
-
-
-def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Removes or adds a last axis of size one as Keras does before it weights losses."""
-    if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
-        weights = tf.squeeze(weights, [-1])
-    return values, weights
-
-
-def regularization(model: keras.Model) -> list[tf.Tensor | None]:
-    """Returns the gradients of the regularizers of a model's trainable weights, in their order.
-
-    A layer of Keras 2 stores regularizers as functions without arguments. The layer's list also has
-    functions that a user passed to `add_loss`. Their losses are the same for every example too.
-    """
-    sources = [tf_variable(variable) for variable in model.trainable_variables]
-    functions = [function for layer in all_layers(model) for function in layer._callable_losses]
-    if not functions:
-        return [None] * len(sources)
-    with tf.GradientTape() as tape:
-        losses = [tf.reduce_sum(loss) for f in functions if (loss := f()) is not None]
-    found = tape.gradient(losses, sources)
-    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]

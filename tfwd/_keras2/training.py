@@ -18,29 +18,10 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 from keras.optimizers.legacy import Optimizer as LegacyOptimizer
-from keras.src.engine.compile_utils import LossesContainer
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
-
-
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the loss and the loss weights that a model was compiled with, each or None."""
-    found = getattr(model, "compiled_loss", None)
-    if found is None:
-        return None, None
-    return found._user_losses, found._user_loss_weights
-
-
-def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
-    """Converts a loss as `compile` does, to a function of labels and outputs.
-
-    Args:
-        model: Model with the outputs.
-        loss: Loss as in `compile`, but not None.
-    """
-    return LossesContainer(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:

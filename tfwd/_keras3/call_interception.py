@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
-import tensorflow as tf
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.losses.losses import LossFunctionWrapper
 
-from tfwd._keras3.variables import Substitution, value
+from tfwd._keras3.variables import Substitution
 from tfwd._keras_shared import method_replacement, substitution_scopes
 from tfwd._keras_shared.method_replacement import Handler
 
@@ -36,11 +33,11 @@ def intercepted(
     """
     # A fused pass through both directions of a Bidirectional would not call the two layers.
     both: Any = keras.layers.Bidirectional
-    fused = [(both, name, _refusing) for name in _FUSED if hasattr(both, name)]
-    return method_replacement.intercepted(classes, handler, _asking, fused)
+    fused = [(both, name, _without_fused_pass) for name in _FUSED if hasattr(both, name)]
+    return method_replacement.intercepted(classes, handler, _with_handler, fused)
 
 
-def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+def _with_handler(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
         return method_replacement.ask(cls, self, functools.partial(original, self), args, kwargs)
@@ -48,7 +45,7 @@ def _asking(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _without_fused_pass(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def attempt(self: keras.Layer, *args: Any, **kwargs: Any) -> bool:
         return method_replacement.present_handler() is None and original(self, *args, **kwargs)
@@ -56,7 +53,7 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
     return attempt
 
 
-class Draws:
+class DrawRecording:
     """Random draws that one pass records and another pass replays. On Keras 3 it has no draws.
 
     On Keras 3 the state of each generator is a variable, which a pass can restore.
@@ -96,39 +93,3 @@ def users_code() -> contextlib.AbstractContextManager[None]:
 def is_rematerialized(layer: keras.Layer) -> bool:
     """Returns True if `keras.remat` runs the layer a second time in backward."""
     return getattr(layer, "_remat_mode", None) is not None
-
-
-def loss_object(loss: Any) -> keras.losses.Loss:
-    """Returns the Keras loss of a name, a function `(y_true, y_pred) -> values`, or a config."""
-    found = keras.losses.get(loss)
-    if isinstance(found, type):
-        found = found()
-    return found if isinstance(found, keras.losses.Loss) else LossFunctionWrapper(found)
-
-
-def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, Any]:
-    """Returns targets and outputs in the dtype in which Keras passes them to a loss."""
-    return tuple(
-        tf.nest.map_structure(lambda t: keras.ops.convert_to_tensor(t, loss.dtype), value)
-        for value in (y, output)
-    )
-
-
-def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Removes or adds a last axis of size one as Keras does before it weights losses."""
-    return squeeze_or_expand_to_same_rank(values, weights)
-
-
-def regularization(model: keras.Model) -> list[tf.Tensor | None]:
-    """Returns the gradients of the regularizers of a model's trainable weights, in their order."""
-    found: list[tf.Tensor | None] = []
-    for variable in model.trainable_variables:
-        if variable.regularizer is None:
-            found.append(None)
-            continue
-        raw = value(variable)
-        with tf.GradientTape() as tape:
-            tape.watch(raw)
-            loss = variable.regularizer(raw)
-        found.append(tape.gradient(loss, raw))
-    return found

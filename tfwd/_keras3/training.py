@@ -18,25 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
-from keras.src.trainers.compile_utils import CompileLoss
-
-
-def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
-    """Returns the loss and the loss weights that a model was compiled with, each or None."""
-    found = getattr(model, "_compile_loss", None)
-    if found is None:
-        return None, None
-    return getattr(found, "_user_loss", None), getattr(found, "_user_loss_weights", None)
-
-
-def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
-    """Converts a loss as `compile` does, to a function of labels and outputs.
-
-    Args:
-        model: Model with the outputs.
-        loss: Loss as in `compile`, but not None.
-    """
-    return CompileLoss(loss, output_names=getattr(model, "output_names", None))
 
 
 def steps_per_execution(model: keras.Model) -> int:

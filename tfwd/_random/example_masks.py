@@ -20,7 +20,7 @@ from tfwd import dtypes
 from tfwd._graph import delayed_seeds, private_graph_apis
 from tfwd._graph.cached_constants import constant
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd._random import dropout_and_noise, masks_and_normals, philox, xxh32
+from tfwd._random import dropout_and_noise, masks_and_normals, philox_op, xxh32
 
 # Largest number of mask entries in a block (4 MB of float32, which fit into a processor's cache).
 BLOCK = 1 << 20
@@ -58,7 +58,7 @@ def example_seeds(seed: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
         count: Number of examples.
     """
     shape = tf.stack([count, 2]) if tf.is_tensor(count) else (count, 2)
-    return philox.words(shape, philox.key_of(seed), constant((0, 0), tf.uint64))
+    return philox_op.random_words(shape, philox_op.key_of(seed), constant((0, 0), tf.uint64))
 
 
 def dropped(

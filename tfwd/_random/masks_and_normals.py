@@ -16,15 +16,15 @@ import tensorflow as tf
 
 from tfwd import dtypes
 from tfwd._graph.cached_constants import constant
-from tfwd._random import normals, philox, xxh32
+from tfwd._random import normals, philox_op, xxh32
 
 LEVELS = 1 << 16
 
 # A draw is small if it has fewer entries than this (256 kB of float32). For a small draw, one
 # operation draws the mask, and the effective weight is stored for backward. Compared with the
 # compiled loop and a second draw, this takes 0.5 of the time at 32,761 entries, 0.8 at 65,536, and
-# 1.15 at 262,144 (benchmarks/small_weight_thresholds.py). Compilation also takes 0.1 s or more per
-# size.
+# 1.15 at 262,144 (benchmarks/mask_and_recompute_thresholds.py). Compilation also takes 0.1 s or
+# more per size.
 SMALL = 1 << 16
 
 
@@ -106,7 +106,7 @@ def normal(shape: xxh32.Shape, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _small_words(shape: xxh32.Shape, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return philox.words(shape, philox.key_of(seed), constant((0, 0), tf.uint64), dtype)
+    return philox_op.random_words(shape, philox_op.key_of(seed), constant((0, 0), tf.uint64), dtype)
 
 
 def small_mask(shape: xxh32.Shape, keep: float | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfwd._graph.cached_constants import constant
-from tfwd._random import philox
+from tfwd._random import philox_op
 
 # The highest 16 bits of a call number are the replica's number.
 _REPLICA = 1 << 48
 _FEW = 8  # unused seeds per used seed
 
 
-def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
+def fold_in(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Tensor:
     """Mixes two integers into a seed.
 
-    `fold(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`. So chains of
-    folds are a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`,
+    `fold_in(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`. So chains
+    of folds are a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`,
     so they never equal a fold of small integers.
 
     Args:
@@ -35,7 +35,7 @@ def fold(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.Ten
         int32 `[2]`.
     """
     counter = tf.raw_ops.Pack(values=[_number(low), -1 - _number(high)])
-    return philox.words([2], philox.key_of(seed), tf.bitcast(counter, tf.uint64))
+    return philox_op.random_words([2], philox_op.key_of(seed), tf.bitcast(counter, tf.uint64))
 
 
 def seed(
@@ -94,7 +94,7 @@ def _drawn(state: tf.Tensor, replica: tf.Tensor | int, count: int) -> tf.Tensor:
     counter = tf.raw_ops.ConcatV2(
         values=[constant((0,), tf.uint64), call], axis=constant(0, tf.int32)
     )
-    return philox.words([count, 2], key, counter)
+    return philox_op.random_words([count, 2], key, counter)
 
 
 def replica_id() -> tf.Tensor | int:

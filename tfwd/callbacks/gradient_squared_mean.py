@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import stateless_call
+from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
 from tfwd.gradients import moments as compute_moments
 from tfwd.gradients import statistics
@@ -117,7 +118,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
         self._restore()  # an interrupted `fit` did not restore it
         weights = None
         if self.loss is None:
-            self._loss, weights = _keras_training.compiled_loss(self.model)
+            self._loss, weights = _keras_losses.compiled_loss(self.model)
         else:
             self._loss = self.loss
         if self._loss is None:

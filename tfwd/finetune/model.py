@@ -19,7 +19,7 @@ from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published_layer import build_with_zeros, initialize_variables
 from tfwd.pretrained.target_variables import targets_of
 from tfwd.runs.errors import UserError
-from tfwd.runs.training.seed_sequence import seeds
+from tfwd.runs.training.layer_seeds import layer_seeds
 
 
 class Classifier(keras.Model):
@@ -51,7 +51,7 @@ class Classifier(keras.Model):
     ):
         super().__init__(name="classifier", dtype=encoder.dtype_policy)
         self.pooling = pooling
-        row = seeds(seed)
+        row = layer_seeds(seed)
         self.encoder = encoder
         self.dropped = Dropout(dropout, next(row), name="dropout", dtype=encoder.dtype_policy)
         self.head = keras.layers.Dense(
@@ -111,7 +111,7 @@ def make_model(config: ml_collections.ConfigDict, vocabulary: Vocabulary) -> Any
         UserError: more layers are frozen, or reinitialized, than the encoder has, or a pattern
             matches no weight.
     """
-    options, row = config.model, seeds(config.seed)
+    options, row = config.model, layer_seeds(config.seed)
     try:
         encoder = T.Bert.from_config(
             vocabulary.encoder,

@@ -24,8 +24,8 @@ from tfwd.gradients.rules import (  # noqa: F401
     dense,
     embedding,
     gru,
+    layer_and_group_normalization,
     lstm,
-    normalization,
     simple_rnn,
 )
 from tfwd.gradients.rules.registry import rule

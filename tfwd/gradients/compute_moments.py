@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd._keras import call_interception
+from tfwd._keras import losses as _keras_losses
 from tfwd.dtypes import at_least_float32
 from tfwd.gradients import argument_checks
 from tfwd.gradients.batch_data import Data
@@ -143,7 +143,7 @@ def _moments(
         own, squares, scalars = ([_unless_empty(m, given.size) for m in group] for group in parts)
         parts = own, squares, scalars
     (own, squares, scalars), count = _over_replicas(parts, given.size)
-    regularizers = call_interception.regularization(model)
+    regularizers = _keras_losses.regularization(model)
     penalties = [
         _sum(scalar, None if gradient is None else at_least_float32(gradient))
         for scalar, gradient in zip(scalars, regularizers, strict=True)

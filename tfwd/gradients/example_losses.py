@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import call_interception
+from tfwd._keras import losses as _keras_losses
 
 
 class OutputLoss(NamedTuple):
@@ -135,7 +135,7 @@ def _spread(
 
 def _checked(loss: Any, where: str) -> keras.losses.Loss:
     try:
-        found = call_interception.loss_object(loss)
+        found = _keras_losses.loss_object(loss)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"the loss {loss!r} of {where} is not a Keras loss, its name or a function"
@@ -156,7 +156,7 @@ def _of_output(
     where: str, loss: keras.losses.Loss, y: Any, output: Any, sample_weight: Any
 ) -> tf.Tensor:
     mask = _keras.layers.get_mask(output)
-    target, prediction = call_interception.loss_arguments(loss, y, output)
+    target, prediction = _keras_losses.loss_arguments(loss, y, output)
     values = tf.convert_to_tensor(loss.call(target, prediction))
     if values.shape.rank == 0:
         raise ValueError(
@@ -183,7 +183,7 @@ def _of_output(
 
 def _aligned(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns both with equal ranks, so that weights broadcast along the last axes."""
-    values, weights = call_interception.to_same_rank(values, weights)
+    values, weights = _keras_losses.to_same_rank(values, weights)
     rank = max(values.shape.rank, weights.shape.rank)
     for _ in range(rank - weights.shape.rank):
         weights = weights[..., tf.newaxis]

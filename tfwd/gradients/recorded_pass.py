@@ -21,7 +21,7 @@ from tfwd._keras import call_interception
 from tfwd.gradients.effective_weights import Perturbations, plain_call
 from tfwd.gradients.gradient_forms import PerExampleGradient
 from tfwd.gradients.rules import registry
-from tfwd.layers._substitution.in_place import running_calls
+from tfwd.layers._substitution.in_place import draw_replay
 from tfwd.layers._substitution.in_place.layer_call import Link
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.trainable_gains import Gains
@@ -76,7 +76,7 @@ class Pass:
         perturbations: Perturbations,
         rules: bool = True,
         values: dict[int, tf.Tensor] | None = None,
-        draws: call_interception.Draws | None = None,
+        draws: call_interception.DrawRecording | None = None,
     ) -> None:
         self.model, self.perturbations = model, perturbations
         self.variables = {id(v): v for v in model.trainable_variables}
@@ -89,7 +89,7 @@ class Pass:
         self.probes: list[tf.Tensor] = []
         self.numbers: dict[int, int] = {}
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
-        self.draws = call_interception.Draws() if draws is None else draws
+        self.draws = call_interception.DrawRecording() if draws is None else draws
         self._again = draws is not None
         self._ruled = 0
         self._given = values
@@ -113,7 +113,7 @@ class Pass:
         self.perturbations.begin()
         with (
             call_interception.intercepted(owners, self._handle),
-            running_calls.replayed(self),
+            draw_replay.replaying(self),
             self._observed([]),
             private_graph_apis.Accesses() as accesses,
             self.draws.replayed() if self._again else self.draws.recorded(),

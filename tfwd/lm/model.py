@@ -18,7 +18,7 @@ from tfwd import _keras, layers
 from tfwd.dtypes import at_least_float32
 from tfwd.lm import regularized_layers
 from tfwd.lm.config import KEYS
-from tfwd.runs.training import seed_sequence
+from tfwd.runs.training.layer_seeds import layer_seeds
 
 States = list[list[tf.Tensor]]
 
@@ -121,7 +121,7 @@ class LanguageModel(keras.Model):
         }
         self.vocabulary_size = vocabulary_size
         self.hidden_units = hidden_units
-        seeds = seed_sequence.seeds(seed)
+        seeds = layer_seeds(seed)
         shared = {"dtype": self.dtype_policy}
         self.embedding = regularized_layers.embedding(
             vocabulary_size, embedding_dim, seeds, options, **shared

@@ -15,8 +15,9 @@ from tfwd.lm.gradient_moments import GradientMeter
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.lm.model import make_model
 from tfwd.lm.training_step import make_step
+from tfwd.runs.storage.data_fingerprint import fingerprint
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import RunState, fingerprint
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.bad_step_report import Measurement, Report
 from tfwd.numerics.causes.evidence import Evidence
@@ -172,5 +173,5 @@ def _of_part(loss: Measurement, part: Evidence) -> Measurement:
 
 
 def _losses(model: keras.Model) -> list[str]:
-    loss = _keras_training.compiled_loss(model)[0]
+    loss = _keras_losses.compiled_loss(model)[0]
     return [loss_name(one) for one in tf.nest.flatten(loss) if one is not None]

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import training as _keras_training
+from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.checked_step import tracked
 
 NO_GRADIENT, ZEROS = "no gradient", "a gradient of zeros"
@@ -59,7 +59,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
             f"model '{model.name}' is not built, and has no weights yet: call it on a batch first"
         )
     if loss is None and y is not None:
-        loss = _keras_training.compiled_loss(model)[0]
+        loss = _keras_losses.compiled_loss(model)[0]
         if loss is None:
             raise ValueError(
                 f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=..)"
@@ -93,6 +93,6 @@ def _objective(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any) -> t
         values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
     else:
         labels = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), y)
-        value = _keras_training.loss_as_compiled(model, loss)(labels, outputs)
+        value = _keras_losses.loss_as_compiled(model, loss)(labels, outputs)
         values = [tf.zeros([]) if value is None else tf.reduce_mean(value)]
     return tf.add_n([tf.cast(value, tf.float32) for value in (*values, *model.losses)])

@@ -121,8 +121,8 @@ def apply(
 ) -> tf.Tensor:
     """Applies the links of a chain one after the other.
 
-    The element at index `k > 0` of the whole chain draws from `fold(seed, 0, k)`. So elements with
-    equal seeds are independent, and a chain with one element draws like the element itself.
+    The element at index `k > 0` of the whole chain draws from `fold_in(seed, 0, k)`. So elements
+    with equal seeds are independent, and a chain with one element draws like the element itself.
 
     Args:
         weight: Floating tensor.
@@ -148,7 +148,7 @@ def apply(
         element = element.of_weight(raw)
         seed = link.seed
         if index and element.stochastic:
-            seed = seeds.fold(seed, 0, index)
+            seed = seeds.fold_in(seed, 0, index)
         if indices is None:
             effective = element(weight, seed)
         else:
@@ -193,7 +193,7 @@ def per_example(
                     "comes after it"
                 )
             if acts and element.per_example:
-                seed = seeds.fold(link.seed, 0, index) if index else link.seed
+                seed = seeds.fold_in(link.seed, 0, index) if index else link.seed
                 found = element, seed
             index += 1
         if any(element.per_example for element in elements):

@@ -24,10 +24,10 @@ from tfwd.tuning import search_record, stopwatch
 from tfwd.tuning.chief_and_workers import ALONE, WORKER, role
 from tfwd.tuning.fault_tolerant_tuner import FaultTolerantTuner
 from tfwd.tuning.oracles import make_oracle
+from tfwd.tuning.parent_run_copy import copy_parent_run
 from tfwd.tuning.progress_reporter import TrialReporter
 from tfwd.tuning.trial_callbacks import FullState, HasObjective
 from tfwd.tuning.trial_failure_reasons import reason
-from tfwd.tuning.trial_promotion import promote
 
 
 def tuner(
@@ -245,7 +245,7 @@ class SweepTuner(FaultTolerantTuner, keras_tuner.Tuner):
         folder = self._state_folder(trial.trial_id, execution)
         parent = trial.hyperparameters.values.get("tuner/trial_id")
         if parent is not None:
-            promote(self._state_folder(parent, execution), folder)
+            copy_parent_run(self._state_folder(parent, execution), folder)
         state = FullState(folder)
         callbacks = [*kwargs.pop("callbacks", []), state]
         if type(self.hypermodel).fit is keras_tuner.HyperModel.fit:  # a custom `fit` may measure it

@@ -18,7 +18,7 @@ from tfwd.layers._substitution import (
     recurrent_call,
     unsupported_weight_reads,
 )
-from tfwd.layers._substitution.in_place import running_calls
+from tfwd.layers._substitution.in_place import draw_replay, running_calls
 from tfwd.layers._substitution.in_place.parametrization_in_place import InPlace
 from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin, _CallCache
 from tfwd.layers._substitution.weight_selection import Parametrizations, TargetedWeights
@@ -145,7 +145,7 @@ class Link(WeightPerturbationMixin):
         made_for = self._call_cache.made_for
         if key not in made_for and _keras.layer_building.awaits_call(self.layer):
             made_for.add(key)
-            with running_calls.restored(
+            with running_calls.using_calls(
                 {**running_calls.by_owner(), self.in_place: running_calls.NO_CALL}
             ):
                 _keras.layer_building.build_by_call(self.layer, args, kwargs)
@@ -169,7 +169,7 @@ class Link(WeightPerturbationMixin):
         calls = running_calls.by_owner()
         if owner in calls:
             calls = {**calls, owner: calls[owner]._replace(training=flag)}
-        with running_calls.restored(calls):
+        with running_calls.using_calls(calls):
             return function(*args, **kwargs)
 
     def _run(
@@ -207,15 +207,15 @@ class Link(WeightPerturbationMixin):
         def within(used: Callable[..., Any], *args: Any, training: Any, **kwargs: Any) -> Any:
             sampled = caller_detection.is_sampling()
             now = inner[self.in_place]._replace(training=True if sampled else training)
-            with running_calls.restored({**inner, self.in_place: now}):
+            with running_calls.using_calls({**inner, self.in_place: now}):
                 return used(*args, training=training, **kwargs)
 
         call = functools.partial(within, plain)
         if self.substituted <= present.covered:
             return call(*args, training=flag, **kwargs)
-        replay = running_calls.replay()
+        replay = draw_replay.current_replay()
         if replay is not None and flag is True:
-            with running_calls.restored(self._preparing(inner)):
+            with running_calls.using_calls(self._preparing(inner)):
                 return replay.call(self, functools.partial(call, *args, **kwargs, training=True))
         used = call
         if self._calls_subject() and recurrent_call.is_plain(layer):
@@ -226,7 +226,7 @@ class Link(WeightPerturbationMixin):
             used = call = functools.partial(within, product)
         if acting is not False:
             per_example_call.check_inputs(self, self.parametrizations, args, kwargs)
-        with running_calls.restored(self._preparing(inner)):
+        with running_calls.using_calls(self._preparing(inner)):
             return self._perturbed_call(used, args, kwargs, flag, call)
 
     def _preparing(

@@ -17,7 +17,7 @@ from tfwd.layers._substitution import (
     method_hooks,
     per_example_call,
 )
-from tfwd.layers._substitution.in_place import running_calls
+from tfwd.layers._substitution.in_place import draw_replay, running_calls
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
@@ -83,9 +83,9 @@ class InPlace:
             if self.draws_at_all:
                 caller_detection.check_not_recomputed(layer.name)
             if self.references is not None:
-                with running_calls.restored({}):  # reads raw weights
+                with running_calls.using_calls({}):  # reads raw weights
                     self.references.copy_due(training)
-        replay = running_calls.replay()
+        replay = draw_replay.current_replay()
         if training is False:
             state = tf.zeros([2], tf.int64)
         elif replay is None:
@@ -131,7 +131,7 @@ class InPlace:
             one: present._replace(covered=present.covered | {id(variable)})
             for one, present in calls.items()
         }
-        with running_calls.restored(covered):
+        with running_calls.using_calls(covered):
             raw = _keras.variables.value(variable)
 
         def computed(training: bool) -> tf.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -43,7 +43,7 @@ def by_owner() -> dict[Owner, RunningCall]:
 
 
 @contextlib.contextmanager
-def restored(calls: dict[Owner, RunningCall]) -> Iterator[None]:
+def using_calls(calls: dict[Owner, RunningCall]) -> Iterator[None]:
     """Sets the running calls in the body, on this thread."""
     before = by_owner()
     _local.calls = calls
@@ -51,29 +51,3 @@ def restored(calls: dict[Owner, RunningCall]) -> Iterator[None]:
         yield
     finally:
         _local.calls = before
-
-
-class Replay(Protocol):
-    """Interface of an object that lets several passes use the same draws."""
-
-    def call(self, link: Any, plain: Callable[[], Any]) -> Any:
-        """Runs `plain`, a layer's call on raw weights, on the effective weights of `link`."""
-
-    def state(self, owner: Owner, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Returns the seed and the number of the next call. `draw` takes a new call number."""
-
-
-@contextlib.contextmanager
-def replayed(replay: Replay) -> Iterator[None]:
-    """Takes the numbers of the calls in the body from an object, on this thread."""
-    before = getattr(_local, "replay", None)
-    _local.replay = replay
-    try:
-        yield
-    finally:
-        _local.replay = before
-
-
-def replay() -> Replay | None:
-    """Returns the object that gives the numbers of calls on this thread, or None."""
-    return getattr(_local, "replay", None)

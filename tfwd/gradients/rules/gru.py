@@ -107,7 +107,7 @@ def _gru_reset_before(
         h = previous(given, found[0])
         r = tf.matmul(tf.reshape(h, [-1, units]), gates)
         r = tf.reshape(r, [size(h, 0), size(h, 1), 2 * units])
-        return Columns(
+        return ConcatenatedGradient(
             [
                 OuterProduct(h, d[..., : 2 * units]),
                 OuterProduct(reset(z, r, h), d[..., 2 * units :]),
@@ -120,7 +120,7 @@ def _gru_reset_before(
     return outputs(layer, given, found)
 
 
-class Columns(PerExampleGradient):
+class ConcatenatedGradient(PerExampleGradient):
     """Terms of the parts of a weight, concatenated along the weight's last axis."""
 
     def __init__(self, terms: list[PerExampleGradient]) -> None:
@@ -135,7 +135,7 @@ class Columns(PerExampleGradient):
         return tf.concat([term.total(scale) for term in self.terms], -1)
 
     def part(self, start: int | tf.Tensor, size: int | tf.Tensor) -> PerExampleGradient:
-        return Columns([term.part(start, size) for term in self.terms])
+        return ConcatenatedGradient([term.part(start, size) for term in self.terms])
 
     def gradients(self) -> tf.Tensor:
         return tf.concat([term.gradients() for term in self.terms], -1)

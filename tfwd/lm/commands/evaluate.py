@@ -96,7 +96,7 @@ def evaluate_test(saved: TrainedModel, workers: Workers | None = None) -> dict[s
         UserError: the text cannot be read, or is not the text of the run. The test part of another
             text might contain training text of the run.
     """
-    from tfwd.runs.storage.run_state import fingerprint
+    from tfwd.runs.storage.data_fingerprint import fingerprint
 
     path, level = saved.config.data.path, saved.config.data.level
     splits = load_splits(path or None)

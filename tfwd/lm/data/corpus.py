@@ -9,7 +9,7 @@ import numpy as np
 
 from tfwd.lm.data.splits_and_tokens import load_splits, tokenize
 from tfwd.lm.data.vocabulary import Vocabulary
-from tfwd.runs.storage.run_state import fingerprint
+from tfwd.runs.storage.data_fingerprint import fingerprint
 
 
 class Corpus(NamedTuple):

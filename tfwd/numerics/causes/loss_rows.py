@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras import call_interception
-from tfwd._keras import training as _keras_training
+from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import of_output, outputs
 
@@ -24,7 +23,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
     """
     loss = evidence.function
     if loss is None:
-        loss = _keras_training.compiled_loss(evidence.model)[0]
+        loss = _keras_losses.compiled_loss(evidence.model)[0]
     labels = [values for name, values in evidence.data.items() if name.startswith("y")]
     none = np.zeros(0, bool)
     if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
@@ -47,7 +46,7 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
 
 
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
-    return float(call_interception.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+    return float(_keras_losses.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd._keras import training as _keras_training
+from tfwd._keras import losses as _keras_losses
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
@@ -58,7 +58,7 @@ def _wrong_weights(evidence: Evidence) -> list[str]:
     """Returns the non-finite `loss_weights` of a compiled model, as text."""
     if not isinstance(evidence.model, keras.Model):
         return []
-    weights = _keras_training.compiled_loss(evidence.model)[1]
+    weights = _keras_losses.compiled_loss(evidence.model)[1]
     if isinstance(weights, dict):
         named = [(f"for output {name!r}", value) for name, value in weights.items()]
     else:

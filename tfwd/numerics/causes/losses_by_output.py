@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfwd._keras import training as _keras_training
+from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.bad_step_report import Measurement
 from tfwd.numerics.causes.evidence import Evidence
 
@@ -37,7 +37,7 @@ def outputs(evidence: Evidence) -> list[Output]:
     """Returns the outputs with a loss; none if the loss or labels of an output are unclear."""
     if not isinstance(evidence.model, keras.Model):
         return []
-    loss = _keras_training.compiled_loss(evidence.model)[0]
+    loss = _keras_losses.compiled_loss(evidence.model)[0]
     predictions = list(evidence.predictions)
     if loss is None or not predictions:
         return []

@@ -27,7 +27,7 @@ from tfwd._graph.tentative_assignments import Tentative
 from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
 from tfwd.finite import all_finite, extent_of, probe
-from tfwd.numerics.checked_step.replica_step import ReplicaStep, around_update, check_loss
+from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
 from tfwd.numerics.checked_step.tracked_variables import tracked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.leaf_optimizers import leaf_optimizers
@@ -174,7 +174,7 @@ class CheckedStep:
         steps: list[ReplicaStep] = []
         with contextlib.ExitStack() as stack:
             tentative = stack.enter_context(Tentative(known))
-            stack.enter_context(update_interception.entered(optimizers, around_update))
+            stack.enter_context(update_interception.entered(optimizers, update_if_good))
             stack.enter_context(update_interception.inlined(leaves))
             stack.enter_context(_keras.computed_loss(self.model, check_loss))
 

@@ -70,7 +70,7 @@ class ReplicaStep:
             with self._tentative.joined(), self.watch.open():
                 self._check_data(data)
                 logs = self._step.train_step(data)
-                good = self._end(logs)
+                good = self._decide_at_end(logs)
         finally:
             _here.step = None
         found = self._found
@@ -191,7 +191,7 @@ class ReplicaStep:
         for variable in _keras_training.optimizer_state(optimizer):
             self._tentative.keep(_keras.variables.tf_variable(variable))
 
-    def _end(self, logs: Any) -> tf.Tensor:
+    def _decide_at_end(self, logs: Any) -> tf.Tensor:
         """Returns whether the step is good. The step must have ended."""
         has_loss = any(frame.kind == "loss" for frame in self.frames)
         if self._good is None and not has_loss and isinstance(logs, dict):
@@ -199,22 +199,26 @@ class ReplicaStep:
                 if "loss" in name:
                     self.watch.check("loss", name, value)
         if self._step.dry:
-            self._check_weights("update", self._updated)
+            self._check_weights("update", self._updated_variables)
             return tf.constant(False)
         if self._good is not None:
             return self._good
         # Metrics and the states of layers may be NaN. They are not checked.
         if self._past_methods:  # it is unknown which variables were assigned to
-            values = [tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated]
+            values = [
+                tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated_variables
+            ]
         else:
-            updated = {id(v) for one in self._updated for v in _keras.variables.tf_variables(one)}
+            updated = {
+                id(v) for one in self._updated_variables for v in _keras.variables.tf_variables(one)
+            }
             assigned = [v for v in self._tentative.assigned if id(v) in updated]
             values = [v.read_value() for v in assigned]
         values = [value for value in values if value.dtype.is_floating]
         return agreed(self._is_good() & all_finite(values))
 
     @property
-    def _updated(self) -> list[Any]:
+    def _updated_variables(self) -> list[Any]:
         """Returns the variables that optimizers update: trainable weights and optimizer states."""
         model = self._step.model
         optimizers = _keras_training.optimizers(model)
@@ -238,7 +242,7 @@ class ReplicaStep:
         return tf.reduce_all(tf.math.is_finite(_stacked(extents))) if extents else tf.constant(True)
 
 
-def around_update(
+def update_if_good(
     optimizer: Any, grads: list[Any], variables: list[Any], make: Callable[[], Any]
 ) -> None:
     """Calls `make`, which applies an update, unless the current thread's step is bad."""

@@ -22,7 +22,7 @@ from tfwd.runs.settings import config as configs
 from tfwd.runs.storage import weight_files
 from tfwd.runs.storage.checkpoint import Checkpoints
 from tfwd.runs.storage.folder_lock import FolderLock
-from tfwd.runs.storage.run_state import Progress
+from tfwd.runs.storage.progress import Progress
 
 _WEIGHTS = "weights.npz"
 

@@ -25,7 +25,7 @@ from tfwd.runs.sweeps.trial_rows import (
     short_names,
     table,
 )
-from tfwd.runs.training.display import Output, span
+from tfwd.runs.training.display import Output, duration_text
 from tfwd.tuning.search_space import Spec
 from tfwd.tuning.trial_watcher import Watcher
 
@@ -102,7 +102,7 @@ class Board(Watcher):
         """Marks all running trials as waiting, because their process was stopped."""
         for row in self.rows.values():
             if row.status == RUNNING:
-                row.status, row.seconds = WAITING, self._folder.spent(row.trial) or None
+                row.status, row.seconds = WAITING, self._folder.seconds_spent(row.trial) or None
 
     def began(self, trial: Trial) -> None:
         """Notes that a worker started a trial."""
@@ -210,9 +210,9 @@ class Board(Watcher):
 
     def _time(self, row: Row) -> str:
         if row.seconds is not None:
-            return span(row.seconds)
+            return duration_text(row.seconds)
         seconds = self.seconds(row.trial) if row.status == RUNNING else None
-        return "" if seconds is None else span(seconds)
+        return "" if seconds is None else duration_text(seconds)
 
     def _values(self, row: Row) -> str:
         return "  ".join(f"{name} {shown(row.values[key])}" for key, name in self._names.items())

@@ -56,20 +56,20 @@ class SweepFolder:
         self._lock: FolderLock | None = None
         self._again = self._begun = self._fresh = False
 
-    def trial(self, trial_id: str) -> Path:
+    def trial_folder(self, trial_id: str) -> Path:
         """Returns the folder of a trial, which keras-tuner names.
 
         The number has as many digits as `max_trials`, or four without `max_trials`.
         """
         return self.path / f"trial_{trial_id}"
 
-    def spent(self, trial_id: str) -> float:
+    def seconds_spent(self, trial_id: str) -> float:
         """Returns the seconds that a trial's runs have recorded so far."""
-        return stopwatch.spent(self.trial(trial_id))
+        return stopwatch.spent(self.trial_folder(trial_id))
 
-    def run(self, trial_id: str, execution: int) -> Path:
+    def run_folder(self, trial_id: str, execution: int) -> Path:
         """Returns the folder of one of a trial's runs."""
-        return self.trial(trial_id) / f"run-{execution}"
+        return self.trial_folder(trial_id) / f"run-{execution}"
 
     def open(self, description: dict[str, Any], overwrite: bool) -> bool:
         """Locks the folder, and checks that it holds this sweep or nothing.

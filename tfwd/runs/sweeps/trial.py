@@ -17,7 +17,7 @@ from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.runs.workers.worker_group import Workers
-from tfwd.tuning import trial_promotion
+from tfwd.tuning.parent_run_copy import copy_parent_run
 from tfwd.tuning.stopwatch import Stopwatch
 
 # Arguments: finished epochs, share of the current epoch, best loss so far (infinite at first).
@@ -86,7 +86,7 @@ def promote(parent: Path, folder: Path) -> None:
     counters of the draws, and the position in the data. The promoted run therefore equals, bit for
     bit, a single run over all these epochs.
     """
-    trial_promotion.promote(parent, folder, ".lock", "events.out.*")
+    copy_parent_run(parent, folder, ".lock", "events.out.*")
 
 
 class _TrialDisplay(Display):

@@ -81,9 +81,9 @@ def make_row(trial: Trial, space: Mapping[str, Spec], folder: SweepFolder) -> Ro
         row.losses = tuple(float(found[name]) for name in runs)
         row.epochs, row.seconds = int(found["epochs"]), float(found["seconds"])
     elif status != RUNNING:
-        row.seconds = folder.spent(trial.trial_id) or None
+        row.seconds = folder.seconds_spent(trial.trial_id) or None
     if status == FAILED:
-        reason = trial_failure_reasons.reason(trial, folder.trial(trial.trial_id))
+        reason = trial_failure_reasons.reason(trial, folder.trial_folder(trial.trial_id))
         row.message = reason or "the reason is not known"
     return row
 

@@ -209,7 +209,7 @@ def _add_resumed_trial(board: Any, trial: Any, folder: Any) -> None:
     try:
         board.add(trial)
     except Exception as error:  # the file may hold anything
-        path = folder.trial(trial.trial_id) / "trial.json"
+        path = folder.trial_folder(trial.trial_id) / "trial.json"
         raise UserError(
             f"{path} is not a record of a trial ({type(error).__name__}: {error}); restore it "
             "from a copy, or give --overwrite to start again"

@@ -101,9 +101,9 @@ class RunTuner(FaultTolerantTuner):
             results = []
             for execution in range(self._sweep.executions_per_trial):
                 own = apply(config, {"seed": config.seed + execution}, schema)
-                folder = self._folder.run(trial.trial_id, execution)
+                folder = self._folder.run_folder(trial.trial_id, execution)
                 if "tuner/trial_id" in chosen:
-                    promote(self._folder.run(chosen["tuner/trial_id"], execution), folder)
+                    promote(self._folder.run_folder(chosen["tuner/trial_id"], execution), folder)
                 folder.parent.mkdir(parents=True, exist_ok=True)
 
                 def report(epochs: int, share: float, loss: float, run: int = execution) -> None:
@@ -138,7 +138,7 @@ class RunTuner(FaultTolerantTuner):
         super().on_trial_end(trial)
         if trial.status == TrialStatus.COMPLETED and self._sweep.method != "hyperband":
             # Only Hyperband continues a trial. The best weights are kept.
-            for path in self._folder.trial(trial.trial_id).glob("run-*/checkpoints"):
+            for path in self._folder.trial_folder(trial.trial_id).glob("run-*/checkpoints"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _data_of(self, config: ml_collections.ConfigDict) -> Data:

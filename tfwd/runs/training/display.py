@@ -100,18 +100,18 @@ class Display:
         if tokens_per_second is not None:
             facts.append(f"{int(tokens_per_second):,} {self._score.unit}s/s")
         if seconds_left is not None:
-            facts.append(f"{span(seconds_left)} left")
+            facts.append(f"{duration_text(seconds_left)} left")
         self._bar.update(self._task, completed=done, facts="  ".join(facts))
         if not self.console.is_terminal and self._clock() - self._last >= self._seconds:
             self._last = self._clock()
             self.line("  ".join([self._title, f"{done / self._windows:.0%}", *facts]))
 
 
-def span(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Returns a time span as h:mm:ss or m:ss.
 
     Example:
-    >>> span(75.4), span(3675)
+    >>> duration_text(75.4), duration_text(3675)
     ('1:15', '1:01:15')
     """
     minutes, rest = divmod(round(seconds), 60)

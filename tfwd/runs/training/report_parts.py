@@ -16,8 +16,8 @@ from tfwd.runs.interfaces import Score
 from tfwd.runs.storage.file_access import read_bytes, write_file
 from tfwd.runs.storage.learning_curves import curves
 from tfwd.runs.storage.metrics import read_metrics
+from tfwd.runs.storage.progress import Progress
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import Progress
 from tfwd.runs.training.display import Display
 
 

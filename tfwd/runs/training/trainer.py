@@ -23,8 +23,9 @@ from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import EvaluationResult, Failure, Score, Step
 from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.metrics import Metrics
+from tfwd.runs.storage.progress import Progress
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import Progress, RunState
+from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.non_finite_steps import Divergence, report_text
@@ -249,7 +250,7 @@ class Trainer(abc.ABC):
         except Stopped:
             self._save_and_stop()  # all steps are done; the validation is made when the run resumes
         valid, further = found.nats, self.extra_metrics(found)
-        train_loss = self.state.take_epoch()
+        train_loss = self.state.take_epoch_loss()
         rate = float(self.state.learning_rate.numpy())
         best = self.progress.end_epoch(valid)
         averaging = self.step.averaging
@@ -283,7 +284,9 @@ class Trainer(abc.ABC):
         if averaging is not None and averaging.observe(valid):
             self.display.line("no improvement: from now on the weights are averaged")
         training = self.config.training
-        if self.progress.plateau(training.lr_decay_factor, training.lr_decay_patience):
+        if self.progress.reduces_learning_rate(
+            training.lr_decay_factor, training.lr_decay_patience
+        ):
             lower = max(rate * training.lr_decay_factor, training.min_learning_rate)
             if lower < rate:
                 self.state.learning_rate.assign(lower)
@@ -350,7 +353,7 @@ class Trainer(abc.ABC):
 
     def _log(self) -> None:
         self._close_lap_and_check()
-        self._loss = self.state.take_log()
+        self._loss = self.state.take_log_loss()
         self._log_record(
             {
                 "kind": "train",

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from stack_marks import quick_rows
 
-from tfwd._random import philox, seeds
+from tfwd._random import philox_op, seeds
 
 MASK = 0xFFFFFFFF
 
@@ -53,7 +53,7 @@ def test_words_equal_the_reference(way: str, key: list[int], counter: int) -> No
     for shape, dtype in (([11], tf.int32), ([3, 5], tf.int32), ([4, 3], tf.int64)):
 
         def draw(key: tf.Tensor, shape: list = shape, dtype: tf.DType = dtype) -> tf.Tensor:
-            return philox.words(shape, philox.key_of(key), halves, dtype)
+            return philox_op.random_words(shape, philox_op.key_of(key), halves, dtype)
 
         if way != "eager":
             draw = tf.function(draw, jit_compile=way == "XLA")
@@ -76,7 +76,7 @@ def test_seeds_are_words_of_the_roots_stream(root: int, compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_folds_are_blocks_from_the_far_end(compiled: bool) -> None:
-    fold = tf.function(seeds.fold, jit_compile=True) if compiled else seeds.fold
+    fold = tf.function(seeds.fold_in, jit_compile=True) if compiled else seeds.fold_in
     for seed, high, low in (([1, 2], 0, 1), ([-5, 7], 3, -1), ([-1, -1], (1 << 63) - 1, 1 << 40)):
         counter = (low & (1 << 64) - 1) + ((-1 - high & (1 << 64) - 1) << 64)
         found = fold(tf.constant(seed, tf.int32), tf.constant(high, tf.int64), low)

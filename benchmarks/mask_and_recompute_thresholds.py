@@ -1,11 +1,11 @@
 """Weight sizes from which the compiled loop, and a second draw in backward, are faster.
 
-    python benchmarks/small_weight_thresholds.py
+    python benchmarks/mask_and_recompute_thresholds.py
 
 A chain of twelve Dense layers is trained with weight dropout in four ways. One operation or the
 compiled loop draws the mask (`tfwd._random.masks_and_normals`). The effective weight is stored for
-backward or drawn again (`tfwd._graph.recompute`). tfwd uses the first way for weights with fewer
-than `masks_and_normals.SMALL` entries, and the last way for all other weights.
+backward or drawn again (`tfwd._graph.recomputed_weights`). tfwd uses the first way for weights with
+fewer than `masks_and_normals.SMALL` entries, and the last way for all other weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
         claim = f"step of 12 Dense layers of {width * width:,} entries: {one}"
         figure = ratio(times[one], times[other])
         rows.append(Row(claim, figure, f"time over {other}", float(median[one]), peers))
-    measure.report("small_weight_thresholds", rows)
+    measure.report("mask_and_recompute_thresholds", rows)
 
 
 if __name__ == "__main__":

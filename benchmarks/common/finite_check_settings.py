@@ -38,13 +38,13 @@ class Side(NamedTuple):
 
     Attributes:
         step: Function that makes `steps(name)` steps, waits for them, and returns the last loss.
-        plant: Function that sets an element of the last layer's kernel to NaN, makes a step, and
-            returns the outcome in words. An earlier layer is not suitable, because its `relu`
+        react_to_nan: Function that sets an element of the last layer's kernel to NaN, makes a step,
+            and returns the outcome in words. An earlier layer is not suitable, because its `relu`
             converts NaN to 0 in some graphs.
     """
 
     step: Callable[[], float]
-    plant: Callable[[], str]
+    react_to_nan: Callable[[], str]
 
 
 def depth(name: str) -> int:

@@ -14,7 +14,7 @@ from tfwd.gradients.recorded_pass import Call
 from tfwd.gradients.rules.registry import rule
 
 
-def _scaled(
+def _normalization_rule(
     layer: Any,
     call: Call,
     inputs: tf.Tensor,
@@ -64,7 +64,7 @@ def _axes(axis: Any, rank: int) -> list[int]:
 def layer_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Computes LayerNormalization, over the features of a position."""
     axes = _axes(layer.axis, inputs.shape.rank)
-    return _scaled(layer, call, inputs, layer.gamma, layer.beta, axes)
+    return _normalization_rule(layer, call, inputs, layer.gamma, layer.beta, axes)
 
 
 @rule(keras.layers.GroupNormalization)
@@ -72,10 +72,12 @@ def group_normalization(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
     """Computes GroupNormalization, over all positions of a group of channels."""
     gamma = layer.gamma if layer.scale else None
     beta = layer.beta if layer.center else None
-    return _scaled(layer, call, inputs, gamma, beta, _axes(layer.axis, inputs.shape.rank))
+    return _normalization_rule(
+        layer, call, inputs, gamma, beta, _axes(layer.axis, inputs.shape.rank)
+    )
 
 
 @rule(*[cls for cls in (getattr(keras.layers, "RMSNormalization", None),) if cls])
 def rms_normalization(layer: Any, call: Call, x: tf.Tensor) -> Any:
     """Computes RMSNormalization, by the root of the mean square, without a beta."""
-    return _scaled(layer, call, x, layer.scale, None, _axes(layer.axis, x.shape.rank))
+    return _normalization_rule(layer, call, x, layer.scale, None, _axes(layer.axis, x.shape.rank))

@@ -10,7 +10,7 @@ from stack_marks import quick_rows
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
-from tfwd.layers._substitution import first_call_analysis
+from tfwd.layers._substitution import traced_call_analysis
 
 pytestmark = pytest.mark.usefixtures("all_large")
 
@@ -262,9 +262,9 @@ def test_one_look_serves_equal_layers_of_keras(
     make: Any, looks: int, traced: bool, monkeypatch: Any
 ) -> None:
     made = []
-    own = first_call_analysis._analysed
-    monkeypatch.setattr(first_call_analysis, "_shared", {})
-    monkeypatch.setattr(first_call_analysis, "_analysed", lambda *a: (made.append(a), own(*a))[1])
+    own = traced_call_analysis._analysed
+    monkeypatch.setattr(traced_call_analysis, "_shared", {})
+    monkeypatch.setattr(traced_call_analysis, "_analysed", lambda *a: (made.append(a), own(*a))[1])
     equal = [layers.WeightDropout(make(), 0.5, weights="kernel") for _ in range(3)]
     wider = layers.WeightDropout(keras.layers.Dense(4), 0.5)
 

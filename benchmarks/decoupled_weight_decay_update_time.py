@@ -1,6 +1,6 @@
 """Time of an optimizer's step with decoupled decay, on the 24 million weights of an AWD-LSTM.
 
-    python benchmarks/decoupled_weight_decay.py
+    python benchmarks/decoupled_weight_decay_update_time.py
 
 tfwd's side is `DecoupledWeightDecay` around Keras's SGD and Adam. The other sides are the same
 optimizers without decay and with their own decay, PyTorch's AdamW (foreach) and Optax's adamw
@@ -58,7 +58,7 @@ def arrays(seed: int) -> list[np.ndarray]:
     return [rng.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
-def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
+def keras_step(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     """Returns a step of an optimizer, in a `tf.function`, on variables of its own."""
     import keras
     import tensorflow as tf
@@ -75,7 +75,7 @@ def in_keras(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     return run
 
 
-def of_rows(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
+def sparse_step(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     """Returns a step on a sparse gradient of one table.
 
     The gradient is an argument, so that no constant is folded.
@@ -145,27 +145,27 @@ def candidates(inner: str) -> dict[str, Callable[[], Any]]:
 
     if inner == "SGD":
         return {
-            "SGD alone": in_keras(optimizers.SGD(RATE)),
-            "SGD, its own decay": in_keras(optimizers.SGD(RATE, weight_decay=DECAY)),
-            "SGD, wrapped": in_keras(wrapped(optimizers.SGD(RATE))),
+            "SGD alone": keras_step(optimizers.SGD(RATE)),
+            "SGD, its own decay": keras_step(optimizers.SGD(RATE, weight_decay=DECAY)),
+            "SGD, wrapped": keras_step(wrapped(optimizers.SGD(RATE))),
         }
     if inner.endswith(" of rows"):
         kind = getattr(optimizers, inner.split()[0])
         return {
-            f"{inner} alone": of_rows(kind(RATE)),
-            f"{inner.split()[0]}, rows added up": of_rows(DecoupledWeightDecay(kind(RATE), 0)),
+            f"{inner} alone": sparse_step(kind(RATE)),
+            f"{inner.split()[0]}, rows added up": sparse_step(DecoupledWeightDecay(kind(RATE), 0)),
         }
     sides: dict[str, Any] = {
-        "Adam alone": in_keras(optimizers.Adam(RATE)),
-        "Keras's AdamW": in_keras(optimizers.AdamW(RATE, weight_decay=DECAY)),
-        "Adam, wrapped": in_keras(wrapped(optimizers.Adam(RATE))),
+        "Adam alone": keras_step(optimizers.Adam(RATE)),
+        "Keras's AdamW": keras_step(optimizers.AdamW(RATE, weight_decay=DECAY)),
+        "Adam, wrapped": keras_step(wrapped(optimizers.Adam(RATE))),
         "PyTorch's AdamW": measure.attempt(in_torch, "PyTorch's AdamW"),
         "Optax's adamw": measure.attempt(in_optax, "Optax's adamw"),
     }
     return {name: run for name, run in sides.items() if run is not None}
 
 
-def weights(inner: str) -> str:
+def weights_label(inner: str) -> str:
     """Returns a text for the weights that a group's sides update."""
     return "an embedding of 4 M" if inner.endswith(" of rows") else "24 M weights"
 
@@ -184,7 +184,7 @@ def main() -> None:
         medians |= measure.milliseconds(found)
         rows += [
             measure.time_over(
-                f"step of an optimizer over {weights(inner)}: {ours}, against {other}",
+                f"step of an optimizer over {weights_label(inner)}: {ours}, against {other}",
                 found,
                 ours,
                 other,
@@ -194,7 +194,7 @@ def main() -> None:
             if other in found
         ]
         gc.collect()
-    measure.report("decoupled_weight_decay", rows, milliseconds=medians)
+    measure.report("decoupled_weight_decay_update_time", rows, milliseconds=medians)
 
 
 if __name__ == "__main__":

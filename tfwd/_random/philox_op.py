@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfwd._graph.cached_constants import constant
 
 
-def words(
+def random_words(
     shape: Sequence[int] | tf.Tensor,
     key: tf.Tensor,
     counter: tf.Tensor,

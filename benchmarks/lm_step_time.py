@@ -1,6 +1,6 @@
 """A full training step of the AWD-LSTM of published size, in tokens per second: tfwd and PyTorch.
 
-    python benchmarks/lm_step.py
+    python benchmarks/lm_step_time.py
 
 The model and the step are from `tfwd-train --config=awd_lstm_ptb`: 24 million weights, 10,000
 words, batch 20, time 70, all its dropouts, both activation penalties, clipping and SGD. PyTorch's
@@ -58,7 +58,7 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
     def run(inputs: np.ndarray, targets: np.ndarray) -> float:
         step(tf.constant(inputs), tf.constant(targets))
-        loss = state.take_log()
+        loss = state.take_log_loss()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the step failed: {step.failure()}")
         return loss
@@ -155,7 +155,7 @@ def main() -> None:
                     "tokens/s",
                 )
             )
-    measure.report("lm_step", rows, models=facts)
+    measure.report("lm_step_time", rows, models=facts)
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ class Arguments:
     def rebuild(self, tensors: list[tf.Tensor]) -> tuple[tuple, dict[str, Any]]:
         """Returns the same nest with other tensors, and attaches the masks to them."""
         parts = iter([tf.identity(tensor) for tensor in tensors])
-        copies = [compose(x, parts) for x in self._given]
-        masks = [None if m is None else compose(m, parts) for m in self._masks]
+        copies = [from_components(x, parts) for x in self._given]
+        masks = [None if m is None else from_components(m, parts) for m in self._masks]
         self._copies = list(zip(copies, masks, strict=True))
         for rebuilt, mask in self._copies:
             if mask is not None:
                 _keras.layers.set_mask(rebuilt, mask)
         pairs = zip(self._flat, self._positions, strict=True)
-        return repack(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
+        return unflatten(self._nest, iter(x if i is None else copies[i] for x, i in pairs))
 
     def changed_masks(self) -> list[tuple[Any, Any]]:
         """Returns pairs of an argument and its new mask, for masks that the last call changed."""
@@ -66,7 +66,7 @@ class Arguments:
             if after is not before
         ]
 
-    def kind(self) -> tuple:
+    def signature(self) -> tuple:
         """Returns a hashable description of the arguments, without their values and sizes."""
         tensors = tuple((t.dtype, t.shape.rank) for t in self.tensors)
         others = tuple(repr(x) for x in self._flat if not tf.is_tensor(x))
@@ -74,7 +74,7 @@ class Arguments:
         return tensors, others, masked, tuple(self._positions)
 
 
-class Branches(NamedTuple):
+class CommonBranchResults(NamedTuple):
     """The common results of the two branches of a training flag.
 
     Attributes:
@@ -95,7 +95,9 @@ class Results:
         branches: Common results of both branches. None if the call does not run in a branch.
     """
 
-    def __init__(self, name: str, arguments: Arguments, branches: Branches | None) -> None:
+    def __init__(
+        self, name: str, arguments: Arguments, branches: CommonBranchResults | None
+    ) -> None:
         self._name = name
         self._arguments = arguments
         self._branches = branches
@@ -147,16 +149,16 @@ class Results:
         The arguments of the call keep the masks that the call gave them.
         """
         supply = iter(tensors)
-        flat = [compose(x, supply) if tf.is_tensor(x) else x for x in self._flat]
+        flat = [from_components(x, supply) if tf.is_tensor(x) else x for x in self._flat]
         outputs = [x for x in flat if tf.is_tensor(x)]
         for output, mask in zip(outputs, self._masks, strict=True):
             if mask is not None:
-                _keras.layers.set_mask(output, compose(mask, supply))
+                _keras.layers.set_mask(output, from_components(mask, supply))
         for given, mask in self._remasked:
-            _keras.layers.set_mask(given, None if mask is None else compose(mask, supply))
+            _keras.layers.set_mask(given, None if mask is None else from_components(mask, supply))
         losses = [next(supply) for _ in range(self._losses)]
         updates = [(variable, next(supply)) for variable in self._updated]
-        return Result(repack(self._nest, iter(flat)), updates, losses, [], {})
+        return Result(unflatten(self._nest, iter(flat)), updates, losses, [], {})
 
 
 def flatten(nest: Any) -> list[Any]:
@@ -171,7 +173,7 @@ def flatten(nest: Any) -> list[Any]:
     return leaves
 
 
-def repack(nest: Any, leaves: Iterator[Any]) -> Any:
+def unflatten(nest: Any, leaves: Iterator[Any]) -> Any:
     """Returns the same nest with other leaves."""
     flat = [
         _with_fields(leaf, leaves) if _is_opened(leaf) else next(leaves)
@@ -188,7 +190,7 @@ def components(leaf: Any) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(part) for part in parts]
 
 
-def compose(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
+def from_components(leaf: Any, parts: Iterator[tf.Tensor]) -> Any:
     """Returns a tensor like `leaf` that is made of the next component tensors."""
     if not isinstance(leaf, tf.__internal__.CompositeTensor) or isinstance(leaf, tf.Variable):
         return next(parts)
@@ -233,7 +235,7 @@ def _with_fields(instance: Any, leaves: Iterator[Any]) -> Any:
     other = copy.copy(instance)
     for name in _fields(instance):
         # `object.__setattr__` also works on a frozen class.
-        object.__setattr__(other, name, repack(getattr(instance, name), leaves))
+        object.__setattr__(other, name, unflatten(getattr(instance, name), leaves))
     # Keras treats the instance as a leaf and gives it a mask. The copy has the first instance's
     # mask.
     if _keras.layers.get_mask(other) is not None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfwd._graph import recompute
+from tfwd._graph import recomputed_weights
 
 
 def dropped(training: bool, tensors: list, seeds: list) -> list:
@@ -47,7 +47,7 @@ def test_the_result_and_its_gradients(training: bool, traced: bool) -> None:
         return [y, *tape.gradient(loss, [X, W])]
 
     results = [step(at_once)]
-    results.append((tf.function(step) if traced else step)(recompute.call))
+    results.append((tf.function(step) if traced else step)(recomputed_weights.call))
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
@@ -60,7 +60,9 @@ def test_integers_get_no_gradient_and_results_may_be_integers() -> None:
 
     with tf.GradientTape() as tape:
         tape.watch(W)
-        rows, more = recompute.call(lambda *a: [a[1][0] * 1.0], function, True, [W, ids], [])
+        rows, more = recomputed_weights.call(
+            lambda *a: [a[1][0] * 1.0], function, True, [W, ids], []
+        )
     np.testing.assert_array_equal(more, [2, 3, 2])
     gradient = tf.convert_to_tensor(tape.gradient(rows, W))
     np.testing.assert_array_equal(gradient, np.outer([0, 2, 1, 0, 0, 0], np.ones(5)))
@@ -74,7 +76,7 @@ def test_a_draw_and_its_recomputation_are_the_same() -> None:
         def step():
             with tf.GradientTape() as tape:
                 tape.watch(w)
-                (y,) = recompute.call(noisy, weights_themselves, True, [w], [SEED])
+                (y,) = recomputed_weights.call(noisy, weights_themselves, True, [w], [SEED])
             return y, tape.gradient(y, w)
 
         y, gradient = tf.function(step)() if traced else step()
@@ -85,10 +87,10 @@ def test_a_draw_and_its_recomputation_are_the_same() -> None:
 def test_what_ties_a_seed_to_data_is_always_zero(first: float) -> None:
     """Checks that the link from data to a seed adds 0 for any data, so that masks stay equal."""
     x = tf.constant([[first] * 6, [1.0] * 6])
-    eager = recompute.call(dropped, product, True, [x, W], [SEED])[0]
+    eager = recomputed_weights.call(dropped, product, True, [x, W], [SEED])[0]
     signature = [tf.TensorSpec(x.shape)]
     traced = tf.function(
-        lambda x: recompute.call(dropped, product, True, [x, W], [SEED])[0],
+        lambda x: recomputed_weights.call(dropped, product, True, [x, W], [SEED])[0],
         input_signature=signature,
     )(x)
     np.testing.assert_allclose(traced, eager, rtol=1e-6)
@@ -99,7 +101,7 @@ def test_an_empty_batch() -> None:
     def step(x: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(W)
-            (y,) = recompute.call(dropped, product, True, [x, W], [SEED])
+            (y,) = recomputed_weights.call(dropped, product, True, [x, W], [SEED])
         return tape.gradient(y, W)
 
     np.testing.assert_array_equal(step(tf.zeros([0, 6])), np.zeros([6, 5]))
@@ -118,7 +120,7 @@ def test_second_derivatives(traced: bool) -> None:
             outer.watch(x)
             with tf.GradientTape() as inner:
                 inner.watch(x)
-                (y,) = recompute.call(noisy, function, True, [x], [SEED])
+                (y,) = recomputed_weights.call(noisy, function, True, [x], [SEED])
             gradient = inner.gradient(y, x)
         return outer.gradient(gradient, x)
 

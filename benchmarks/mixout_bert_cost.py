@@ -1,6 +1,6 @@
 """A fine-tuning step of BERT with Mixout on all kernels, and the plain step: tfwd and PyTorch.
 
-    python benchmarks/mixout_bert_step.py
+    python benchmarks/mixout_bert_cost.py
 
 Time is the time of a full step with Adam. The model is BERT in MiniLM's shape (6 layers of 384),
 with 32 texts of 64 positions. PyTorch's side uses the code of Mixout's authors: each linear layer
@@ -128,24 +128,24 @@ def torch(way: str, sizes: bert.Sizes, texts: tuple[int, int]) -> Callable[[], A
 SIDES = {"tfwd": ours, "PyTorch": torch}
 
 
-def held(side: str, way: str) -> Callable[[], list[int]]:
+def peak_measurement(side: str, way: str) -> Callable[[], list[int]]:
     """Returns a function that measures the peaks of three steps in bytes, in a child process."""
     measure.equal_threads()
     step = SIDES[side](way, *LARGE)
 
-    def most() -> list[int]:
+    def measure_peaks() -> list[int]:
         step()
         return [
             peak_memory.resident() + above for above in peak_memory.peaks(step, steps=3, warmup=1)
         ]
 
-    return most
+    return measure_peaks
 
 
 def by_memory(sides: list[str]) -> list[Row]:
     """Measures the memory of each side with and without Mixout, and returns the row."""
     found = peak_memory.in_children(
-        held,
+        peak_measurement,
         {f"{side}, {way}": (side, way) for side in sides for way in WAYS[:2]},
         steps=None,
         at_once=1,
@@ -210,7 +210,7 @@ def main() -> None:
     has_torch = measure.module("transformers", "PyTorch") and measure.module("torch", "PyTorch")
     sides = ["tfwd", *(["PyTorch"] if has_torch else [])]
     rows = by_memory(sides) + by_time(sides, seconds)
-    measure.report("mixout_bert_step", rows, method=peak_memory.method())
+    measure.report("mixout_bert_cost", rows, method=peak_memory.method_text())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 
-def seeds(seed: int | None) -> Iterator[int]:
+def layer_seeds(seed: int | None) -> Iterator[int]:
     """Yields an endless sequence of 31-bit seeds. `None` starts from Keras's global seed.
 
     No seed is 0, because Keras's initializers treat 0 as no seed.

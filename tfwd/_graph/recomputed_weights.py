@@ -87,9 +87,9 @@ def call(
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if isinstance(training, bool) and not tf.executing_eagerly():
-        run = _saving(draw, function, training, len(tensors))
+        run = _with_redrawn_weights(draw, function, training, len(tensors))
     else:
-        run = _running_again(draw, function, training, len(tensors))
+        run = _with_second_run(draw, function, training, len(tensors))
     try:
         return list(run(*tensors, *seeds))
     except NotImplementedError as error:
@@ -101,7 +101,9 @@ def call(
         ) from error
 
 
-def _saving(draw: Draw, function: Function, training: bool, count: int) -> Callable[..., Any]:
+def _with_redrawn_weights(
+    draw: Draw, function: Function, training: bool, count: int
+) -> Callable[..., Any]:
     """Returns the function with a gradient that stores no effective weight, for a graph."""
 
     def saving(*arguments: tf.Tensor) -> Any:
@@ -137,8 +139,8 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
                 of_weights = [_dense(gradient) for gradient in gradients[: len(weights)]]
                 direct = gradients[len(weights) :]
                 saved_tensors.delay(late, of_weights)
-                drawn = _pull(draw_tape, again, of_weights, inner)
-                return _joined(direct, [*drawn, *(None for _ in others)])
+                drawn = _tape_gradients(draw_tape, again, of_weights, inner)
+                return _summed(direct, [*drawn, *(None for _ in others)])
 
             gradients = iter(pull([gradient for _, gradient in pairs], values, keys))
             of_values = [next(gradients) if _differentiable(value) else None for value in values]
@@ -153,7 +155,7 @@ def _saving(draw: Draw, function: Function, training: bool, count: int) -> Calla
     return saving
 
 
-def _pull(
+def _tape_gradients(
     tape: tf.GradientTape, outputs: Tensors, upstream: Sequence[Any], sources: Tensors
 ) -> list:
     """Returns the gradients of a tape's outputs for its sources, or None where there is none."""
@@ -165,7 +167,7 @@ def _pull(
     )
 
 
-def _joined(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
+def _summed(direct: Sequence[Any], drawn: Sequence[Any]) -> list:
     """Returns the sums of two lists of gradients. All sums wait for the gradients in `drawn`."""
     finished = [gradient for gradient in drawn if gradient is not None]
     joined = []
@@ -184,7 +186,7 @@ def _dense(gradient: Any) -> tf.Tensor | None:
     return None if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _running_again(
+def _with_second_run(
     draw: Draw, function: Function, training: bool | tf.Tensor, count: int
 ) -> Callable[..., Any]:
     """Returns the function with a gradient that stores only its arguments, and runs it again."""

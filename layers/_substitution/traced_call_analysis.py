@@ -20,8 +20,12 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._graph.stateless_call import Result
-from tfwd.layers._substitution import packed_arguments, pure_layers, unsupported_weight_reads
-from tfwd.layers._substitution.attribute_snapshots import Attributes
+from tfwd.layers._substitution import (
+    call_packing,
+    pure_layers,
+    unsupported_weight_reads,
+)
+from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
 from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
 
 # Operations that call Python, which may do anything.
@@ -60,7 +64,7 @@ def analyse(
     key = None if signature is None or call.wrappers else (signature, call.signature())
     if key in _shared:
         return _shared[key]
-    with Attributes(owner).undoing_changes():
+    with AttributeSnapshot(owner).undoing_changes():
         analysis = _analysed(name, owner, parametrized, call)
     if key is not None and analysis.shared:
         _shared[key] = analysis
@@ -101,7 +105,7 @@ def _analysed(
     if runs_again:
         draws = _unrepeatable(nodes)
     own_gradient = any(map(private_graph_apis.has_users_gradient, nodes))
-    impure = _why_impure(owner, graph, results, draws) or _why_not_here(
+    impure = _why_impure(owner, graph, results, draws) or _why_unrepeatable_in_context(
         call, graph, any(node.op in _BRANCH_OPS for node in nodes), own_gradient
     )
     if own_gradient:
@@ -141,14 +145,12 @@ def _why_impure(
         return f"it keeps a tensor in its attribute '{kept[0]}'"
     if draws:
         return f"it, or a parametrization, uses an operation that cannot be repeated ({draws[0]})"
-    if kinds := [
-        kind for result in results if (kind := packed_arguments.opaque_class(result.outputs))
-    ]:
+    if kinds := [kind for result in results if (kind := call_packing.opaque_class(result.outputs))]:
         return f"it returns a {kinds[0]}, whose tensors a custom gradient cannot see"
     return ""
 
 
-def _why_not_here(
+def _why_unrepeatable_in_context(
     call: SubstitutedCall, graph: private_graph_apis.ScratchGraph, branch: bool, own_gradient: bool
 ) -> str:
     """Returns the reason that depends on where the call is made, or "" if there is none."""
@@ -163,7 +165,7 @@ def _why_not_here(
 
 
 def _differentiable(results: list[Result]) -> list[tf.Tensor]:
-    outputs = [t for r in results for t in packed_arguments.flatten((r.outputs, r.losses))]
+    outputs = [t for r in results for t in call_packing.flatten((r.outputs, r.losses))]
     return [t for t in outputs if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
@@ -196,10 +198,10 @@ def _unrepeatable(nodes: Iterable[Any]) -> list[str]:
     These are the operations with the seeds of TensorFlow's legacy random operations. Stateless
     operations draw from an argument, and a `tf.random.Generator` is a variable.
     """
-    return sorted({node.op for node in nodes if node.op in _PYTHON_OPS or _draws(node)})
+    return sorted({node.op for node in nodes if node.op in _PYTHON_OPS or _draws_from_state(node)})
 
 
-def _draws(node: Any) -> bool:
+def _draws_from_state(node: Any) -> bool:
     if "seed2" not in node.attr:
         return False
     # cuDNN's recurrent layers draw only if their dropout is above 0.
