@@ -24,8 +24,8 @@ def fold_in(seed: tf.Tensor, high: tf.Tensor | int, low: tf.Tensor | int) -> tf.
     """Mixes two integers into a seed.
 
     `fold_in(s, a, b)` is the first 64 bits of `Philox(key = s, counter = [b, -1 - a])`. So chains
-    of folds are a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from `[0, 0]`,
-    so they never equal a fold of small integers.
+    of folds are a keyed hash of all folded integers (CBC-MAC). Draws from a seed count from
+    `[0, 0]`, so they never equal a fold of small integers.
 
     Args:
         seed: int32 `[2]`.
