@@ -60,7 +60,7 @@ class Board(Watcher):
         changed: Callable[[], object] = lambda: None,
         whole: bool = True,
     ):
-        super().__init__(folder.trial, clock)
+        super().__init__(folder.trial_folder, clock)
         self.console = console or Output()
         self.rows: dict[str, Row] = {}
         self.total: int | None = None
