@@ -21,7 +21,7 @@ from keras.optimizers.legacy import Optimizer as LegacyOptimizer
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
-from tfwd._keras2.wrapped_optimizers import Legacy, New, leaves
+from tfwd._keras2.wrapped_optimizers import Legacy, New, chain, leaves
 
 
 def steps_per_execution(model: keras.Model) -> int:
@@ -192,9 +192,17 @@ def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def optimizer_state(optimizer: Any) -> list[Any]:
-    """Returns the optimizer's own variables that exist so far."""
-    found = optimizer.variables
-    return list(found() if callable(found) else found)
+    """Returns the own variables of the optimizer and of all optimizers inside that exist so far.
+
+    Lookahead, SWA and MovingAverage of tensorflow-addons do not list the variables of the optimizer
+    inside.
+    """
+    found: dict[int, Any] = {}
+    for held in chain(optimizer):
+        variables = held.variables
+        for variable in variables() if callable(variables) else variables:
+            found[id(variable)] = variable
+    return list(found.values())
 
 
 def set_learning_rate(optimizer: Any, rate: tf.Tensor) -> None:

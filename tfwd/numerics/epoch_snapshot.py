@@ -49,7 +49,7 @@ class EpochSnapshot:
             for variable in metric.variables
         }
         self._policy.store(v for v in tracked(self._model) if id(v) not in metrics)
-        self._rates = [(leaf, _rate(leaf)) for leaf in self._leaves()]
+        self._rates = [(x, wrapped_optimizers.initial_rate(x)) for x in self._leaves()]
 
     def restore(self) -> str:
         """Restores the snapshot. Returns the learning rates as text."""

@@ -23,6 +23,7 @@ class Family:
         rules: dict from a layer's path to its key in a file.
         fixed: Arguments that are the same in all models of the family.
         beside: Patterns of other keys that files may have, for parts that are not loaded.
+        aliases: dict from another name of a config's key to the key.
         optional: Paths in `rules` of parts that the file may have and the layer may not have.
     """
 
@@ -30,6 +31,7 @@ class Family:
     rules: Mapping[str, str]
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optional: tuple[str, ...] = ("pooler/dense",)
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +82,7 @@ _POOLER = {"pooler/dense": "pooler.dense"}
 
 # Keys of pretraining heads and task heads.
 _BESIDE = (
-    r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier)\..*",
+    r"(cls|lm_head|classifier|qa_outputs|predictions|sop_classifier|sequence_summary)\..*",
     r"(generator|discriminator)_(lm_head|predictions)\..*",
     r"vocab_(transform|layer_norm|projector)\..*|pre_classifier\..*",
 )
@@ -131,6 +133,11 @@ DISTILBERT = Family(
         "stack/layer_{}/LayerNorm": "transformer.layer.{}.output_layer_norm",
     },
     beside=_BESIDE,
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )
 
 ELECTRA = Family(

@@ -84,7 +84,8 @@ class Configuration:
                 )
         activation = self.family.arguments(self.values)["activation"]
         if activation not in BY_NAME:
-            key = self.family.settings.get("activation", ("feed_forward_proj",))[0]
+            of_t5 = "dense_act_fn" if "dense_act_fn" in self.values else "feed_forward_proj"
+            key = self.family.settings.get("activation", (of_t5,))[0]
             raise ValueError(
                 f"{self.name}: {key}={self.values.get(key)!r}: activation={activation!r} is not "
                 f"supported; use one of {', '.join(BY_NAME)}"
@@ -200,6 +201,8 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
             raise ValueError(
                 f"{name}: {key}={values[key]!r} is not supported; expected {fine[0]!r}"
             )
+    aliases = ALL[model_type].aliases
+    values = {**values, **{key: values[alias] for alias, key in aliases.items() if alias in values}}
     read = Configuration(name, model_type, values, overrides or {})
     read.check()
     return read

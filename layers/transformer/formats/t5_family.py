@@ -40,11 +40,13 @@ class T5Family(Family):
         kind = config.get("feed_forward_proj", "relu")
         name = kind.removeprefix("gated-")
         gated = kind != name
+        activation = "gelu_new" if gated and name == "gelu" else name
         tied = config.get("tie_word_embeddings", True)
         return {
             **found,
-            "gated": gated,
-            "activation": "gelu_new" if gated and name == "gelu" else name,
+            # Hugging Face also writes the result of `feed_forward_proj`, and follows it.
+            "gated": config.get("is_gated_act", gated),
+            "activation": config.get("dense_act_fn", activation),
             "tied": tied,
             "scaled": config.get("scale_decoder_outputs", tied),
         }
@@ -106,4 +108,10 @@ T5 = T5Family(
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         r"(classification_head|classifier|qa_outputs)\..*",
     ),
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
 )

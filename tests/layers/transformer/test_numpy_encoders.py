@@ -48,7 +48,8 @@ def test_a_part_of_the_family_that_the_layer_lacks_is_an_error(tmp_path):
 
 @quick_rows("18-14", "36-14", "7-3", "6-3")
 @pytest.mark.parametrize(
-    ("layers", "groups"), [(18, 14), (27, 21), (36, 14), (45, 35), (46, 30), (6, 3), (7, 3)]
+    ("layers", "groups"),
+    [*((18, 14), (27, 21), (36, 14), (42, 18), (44, 20), (45, 35), (46, 30)), (6, 3), (7, 3)],
 )
 def test_which_layers_share_their_weights(layers, groups):
     """Checks that the group of layer i is `int(i / (layers / groups))`, in floating point."""

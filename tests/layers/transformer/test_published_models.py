@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from safetensors.numpy import load_file, save_file
 
 from tfwd import _keras
 from tfwd.layers import transformer as T
@@ -63,7 +64,7 @@ def test_encoders_are_equal_to_hugging_faces(name):
         close(outputs["pooler_output"], found["pooler_output"])
 
 
-@pytest.mark.parametrize("name", ["t5", "t5_gated"])
+@pytest.mark.parametrize("name", ["t5", "t5_gated", "t5_activation"])
 def test_t5_is_equal_to_hugging_faces(name):
     found = expected(name)
     t5 = T.T5.from_pretrained(FOLDER / name, return_all=True)
@@ -72,6 +73,38 @@ def test_t5_is_equal_to_hugging_faces(name):
         for ours, theirs in zip(outputs[key], states(found, key), strict=True):
             close(ours, theirs)
     close(outputs["logits"], found["logits"])
+
+
+def test_other_names_of_config_keys():
+    """Checks the names that Hugging Face's configs accept beside the written names."""
+    config = json.loads((FOLDER / "distilbert" / "config.json").read_text())
+    for written, other in (("n_heads", "num_attention_heads"), ("dim", "hidden_size")):
+        config[other] = config.pop(written)
+    bert = T.Bert.from_config(config, return_all=True)
+    bert.build(bert.any_input_shape())
+    load(bert, FOLDER / "distilbert")
+    found = expected("distilbert")
+    args, options = given(found)
+    close(bert(*args, **options)["last_hidden_state"], states(found)[-1])
+
+
+def test_the_head_of_electra_for_multiple_choice(tmp_path):
+    tensors = load_file(FOLDER / "electra" / "model.safetensors")
+    shutil.copy(FOLDER / "electra" / "config.json", tmp_path)
+    tensors["sequence_summary.summary.weight"] = np.zeros((8, 8), "float32")
+    save_file(tensors, tmp_path / "model.safetensors")
+    T.Bert.from_pretrained(tmp_path)
+
+
+def test_a_gated_layer_without_feed_forward_proj():
+    """Checks that the result of `feed_forward_proj` is enough, as in Hugging Face's configs."""
+    config = json.loads((FOLDER / "t5_activation" / "config.json").read_text())
+    del config["feed_forward_proj"]
+    t5 = T.T5.from_config(config)
+    assert (t5.gated, t5.activation) == (True, "relu")
+    del config["is_gated_act"], config["dense_act_fn"]
+    t5 = T.T5.from_config(config)
+    assert (t5.gated, t5.activation) == (False, "relu")
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "albert"])
@@ -228,8 +261,6 @@ def test_from_config_takes_a_folder_a_file_and_a_dict():
 
 
 def test_a_tied_head_that_differs(tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     shutil.copytree(FOLDER / "t5", tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)

@@ -60,6 +60,10 @@ MODELS = {
     "ernie": ("ErnieForMaskedLM", SIZES),
     "t5": ("T5ForConditionalGeneration", T5),
     "t5_gated": ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5_activation": (
+        "T5ForConditionalGeneration",
+        {**T5, "feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"},
+    ),
 }
 
 
