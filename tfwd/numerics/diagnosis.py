@@ -21,7 +21,7 @@ from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.checked_tensors import Frame, named
+from tfwd.numerics.checked_tensors import Frame, as_dense, named
 from tfwd.numerics.tensor_measurements import Detail, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
@@ -110,7 +110,7 @@ def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray
     arrays = {}
     for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
         for name, value in named(prefix, part):
-            tensor = local(value)[replica]
+            tensor = as_dense(local(value)[replica])
             if isinstance(tensor, tf.Tensor):
                 arrays[name] = tensor.numpy()
     return arrays

@@ -15,7 +15,7 @@ from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
-from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named
+from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named, stored_values
 from tfwd.numerics.step_watch import Watch
 
 _here = threading.local()  # `step`: the step of the current thread
@@ -92,7 +92,7 @@ class ReplicaStep:
         parts = keras.utils.unpack_x_y_sample_weight(data)
         for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for name, tensor in named(prefix, part):
-                self.watch.check("data", name, tensor)
+                self.watch.check("data", name, stored_values(tensor))
         if self._step.dry:
             self._check_weights("weight", self._step.model.weights)
 
