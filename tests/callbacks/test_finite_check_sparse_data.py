@@ -35,11 +35,12 @@ def test_where_the_data_are_not_finite(kind, value):
     model = Weighted()
     model.compile("sgd", "mse", jit_compile=False)
     dataset = tf.data.Dataset.from_tensor_slices((x, np.ones((8, 1), "float32"))).batch(4)
+    options = {"verbose": 0, "shuffle": False}
     if value == 1.0:
-        model.fit(dataset, verbose=0, callbacks=[FiniteCheck()])
+        model.fit(dataset, **options, callbacks=[FiniteCheck()])
         return
     with pytest.raises(NonFiniteError) as caught:
-        model.fit(dataset, verbose=0, callbacks=[FiniteCheck()])
+        model.fit(dataset, **options, callbacks=[FiniteCheck()])
     report = caught.value.report
     assert report.sentence.startswith("data 'x': ")
     assert report.first.detail.summary.non_finite == 1

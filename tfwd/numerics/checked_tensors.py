@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_LARGEST_DENSE = 10_000_000  # elements
 # In the order of computation. A report uses this order too.
 KINDS = (
     "data",
@@ -134,12 +132,3 @@ def stored_values(tensor: Any) -> Any:
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.flat_values
     return tensor.values if isinstance(tensor, tf.SparseTensor) else tensor
-
-
-def as_dense(tensor: Any) -> Any:
-    """Returns a ragged or small sparse tensor with zeros, and any other tensor unchanged."""
-    if isinstance(tensor, tf.RaggedTensor):
-        return tensor.to_tensor()
-    if isinstance(tensor, tf.SparseTensor) and math.prod(tensor.shape) <= _LARGEST_DENSE:
-        return tf.sparse.to_dense(tf.sparse.reorder(tensor))
-    return tensor

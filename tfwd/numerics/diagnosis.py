@@ -21,7 +21,7 @@ from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
-from tfwd.numerics.checked_tensors import Frame, as_dense, named
+from tfwd.numerics.checked_tensors import Frame, named, stored_values
 from tfwd.numerics.tensor_measurements import Detail, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
@@ -75,11 +75,15 @@ class Diagnosis:
         ]
         number = firsts.index(min(firsts))
         found = replicas[number]
-        arrays, losses = _arrays(model, data, number), _losses(model)
+        tensors = _tensors(model, data, number)
+        arrays, losses = _arrays(tensors), _losses(model)
         found = _with_sources(found)
+        of_data = [
+            _with_rows(x, tensors.get(x.frame.name)) for x in found if x.frame.kind == "data"
+        ]
         evidence = Evidence(
             [
-                *_with_integers([one for one in found if one.frame.kind == "data"], arrays),
+                *_with_integers(of_data, arrays),
                 *(_with_name(one, losses) for one in found if one.frame.kind not in NOT_SHOWN),
             ],
             arrays,
@@ -103,17 +107,40 @@ def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
     return detail if sequence is None else detail._replace(steps=measure_tensor(sequence).steps)
 
 
-def _arrays(model: keras.Model, data: Any, replica: int) -> dict[str, np.ndarray]:
-    """Returns a replica's part of the batch, by name."""
+def _tensors(model: keras.Model, data: Any, replica: int) -> dict[str, Any]:
+    """Returns the tensors of a replica's part of the batch, by name."""
     parts = keras.utils.unpack_x_y_sample_weight(_keras_training.batch(data))
     local = model.distribute_strategy.experimental_local_results
+    return {
+        name: local(value)[replica]
+        for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True)
+        for name, value in named(prefix, part)
+    }
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the dense tensors as arrays, and the ragged tensors filled with zeros."""
     arrays = {}
-    for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
-        for name, value in named(prefix, part):
-            tensor = as_dense(local(value)[replica])
-            if isinstance(tensor, tf.Tensor):
-                arrays[name] = tensor.numpy()
+    for name, tensor in tensors.items():
+        dense = tensor.to_tensor() if isinstance(tensor, tf.RaggedTensor) else tensor
+        if isinstance(dense, tf.Tensor):
+            arrays[name] = dense.numpy()
     return arrays
+
+
+def _with_rows(found: Measurement, tensor: Any) -> Measurement:
+    """Sets the rows of a ragged or sparse tensor, whose stored values were measured."""
+    if isinstance(tensor, tf.RaggedTensor):
+        bad = [not np.isfinite(stored_values(row)).all() for row in tensor]
+        rows = np.asarray(bad, bool)
+    elif isinstance(tensor, tf.SparseTensor):
+        numbers = tensor.indices.numpy()[~np.isfinite(tensor.values), 0]
+        rows = np.bincount(numbers, minlength=tensor.shape[0]) > 0
+    else:
+        return found
+    none = np.zeros(0, bool)
+    detail = found.detail._replace(rows=rows, steps=none, columns=none)
+    return Measurement(found.frame, detail)
 
 
 def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> list[Measurement]:
