@@ -1,5 +1,7 @@
 """`FiniteCheck("restore")`: return to the end of the last epoch."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -156,3 +158,37 @@ def test_metrics_of_an_epoch_that_went_back_are_of_its_good_steps():
     assert losses[0] == plain[0]
     # The weights do not change, so an epoch's loss is the mean over its three good batches.
     assert losses[1] == pytest.approx(model.evaluate(x[:24], 2 * y[:24], verbose=0), rel=1e-5)
+
+
+def reduce_at_each_epoch():
+    """Returns a callback that multiplies the rate by 0.1 at the end of each epoch but the first."""
+    return keras.callbacks.ReduceLROnPlateau("loss", factor=0.1, patience=1, min_delta=1e9)
+
+
+def scheduled(rate):
+    return lambda: keras.callbacks.LearningRateScheduler(rate)
+
+
+# A callback that sets the rate, the number of bad steps, and the rate after the last of them.
+RATES = {
+    "reduced": (reduce_at_each_epoch, 1, 0.01 * 0.5),
+    "lower": (scheduled(lambda epoch: 0.1 ** max(epoch, 1)), 1, 0.01 * 0.5),
+    "higher": (scheduled(lambda epoch: 0.1 + epoch // 2), 1, 0.1 * 0.5),
+    "NaN": (scheduled(lambda epoch: 0.1 if epoch < 2 else np.nan), 0, 0.1 * 0.5),
+    "twice": (reduce_at_each_epoch, 2, 0.01 * 0.25),
+}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["check_first", "check_last"])
+@pytest.mark.parametrize("given", with_slow_rest(RATES, {"reduced", "lower"}))
+def test_restore_lowers_the_rate_of_another_callback(given, is_first):
+    make_callback, bad, expected = RATES[given]
+    x, y = data(4)
+    model = make(optimizer=keras.optimizers.SGD(0.1))
+    callbacks = [FiniteCheck("restore"), make_callback()][:: 1 if is_first else -1]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        fit(model, x, y, *callbacks, *(Breaks(2, 1 + i) for i in range(bad)), epochs=3)
+    texts = [str(one.message) for one in shown if "FiniteCheck" in str(one.message)]
+    assert len(texts) == max(bad, 1)
+    assert f"at learning rate {expected:.4g}:" in texts[-1]

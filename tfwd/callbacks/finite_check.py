@@ -63,8 +63,9 @@ class FiniteCheck(keras.callbacks.Callback):
     Args:
         action: str. Reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
             continues with the next batch. "restore" restores the weights, the optimizer's state and
-            all other variables from the end of the last epoch. It multiplies the learning rate by
-            `factor`, and continues with the next batch. Metrics are not restored: the metrics of an
+            all other variables from the end of the last epoch, and continues with the next batch.
+            The new learning rate is `factor` times the lower of two rates: the rate of the step
+            and the rate at the end of that epoch. Metrics are not restored: the metrics of an
             epoch include only its good steps. A bad step in the first epoch raises the error,
             because there is nothing to restore. Default "raise".
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other

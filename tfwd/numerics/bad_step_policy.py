@@ -19,13 +19,14 @@ class BadStepPolicy:
         factor: float. The factor of the learning rate, for each restore of the same epoch.
 
     Attributes:
+        factor: float. As in the arguments.
         failures: int. The number of bad steps since the last good step; for "restore", since the
             end of the last epoch.
     """
 
     def __init__(self, action: str, max_consecutive: int, factor: float):
         self.action = action
-        self._max_consecutive, self._factor = max_consecutive, factor
+        self._max_consecutive, self.factor = max_consecutive, factor
         self._values: list[tuple[tf.Variable, Any]] | None = None
         self.failures = 0
 
@@ -66,7 +67,7 @@ class BadStepPolicy:
             return 1.0
         for variable, value in self._values or ():
             variable.assign(value)
-        return self._factor**self.failures
+        return self.factor**self.failures
 
 
 def restored(rates: str) -> str:

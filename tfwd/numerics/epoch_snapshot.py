@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -52,10 +53,17 @@ class EpochSnapshot:
         self._rates = [(x, wrapped_optimizers.initial_rate(x)) for x in self._leaves()]
 
     def restore(self) -> str:
-        """Restores the snapshot. Returns the learning rates as text."""
+        """Restores the snapshot, and lowers the learning rates. Returns the rates as text.
+
+        A rate that another callback lowered after the snapshot is multiplied, not the stored one.
+        """
+        before = [wrapped_optimizers.initial_rate(leaf) for leaf, _ in self._rates]
         factor = self._policy.leave_behind()
-        for leaf, rate in self._rates:
-            leaf.learning_rate = rate * factor
+        for (leaf, stored), rate in zip(self._rates, before, strict=True):
+            lower = stored * factor
+            if math.isfinite(rate):  # it includes the factors of earlier restores
+                lower = min(stored, rate) * self._policy.factor
+            leaf.learning_rate = lower
         return ", ".join(f"{_rate(leaf):.4g}" for leaf, _ in self._rates)
 
     def _leaves(self) -> list[Any]:
