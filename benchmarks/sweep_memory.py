@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAST = 20  # the growth is computed from this number of last trials
 MIB = 1 << 20
 SWEEP = """
-from tfwd.runs.sweeps import Float, Sweep
+from tfwd.lm.sweeps import Float, Sweep
 
 def get_sweep():
     return Sweep({"model.weight_dropout": Float(0, 0.7)})

@@ -12,14 +12,14 @@ from tfwd.runs.storage.progress import Progress
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 SWEEP = """
-from tfwd.runs.sweeps import Float, Sweep
+from tfwd.lm.sweeps import Float, Sweep
 
 def get_sweep():
     return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)})
 """
 
 FILE = """
-from tfwd.runs.sweeps import Choice, Float, Sweep
+from tfwd.lm.sweeps import Choice, Float, Sweep
 
 def get_sweep():
     return Sweep({space}, {options})

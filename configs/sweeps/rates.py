@@ -6,7 +6,7 @@ Most trials are short. With the 12 epochs of the quickstart there are 30 trials 
 total (see --dry_run).
 """
 
-from tfwd.runs.sweeps import Float, Sweep
+from tfwd.lm.sweeps import Float, Sweep
 
 
 def get_sweep():

@@ -6,7 +6,7 @@
 It takes about three minutes on two cores.
 """
 
-from tfwd.runs.sweeps import Float, Sweep
+from tfwd.lm.sweeps import Float, Sweep
 
 
 def get_sweep():

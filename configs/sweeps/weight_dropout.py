@@ -4,7 +4,7 @@
         --sweep=weight_dropout --workdir=runs/weight_dropout
 """
 
-from tfwd.runs.sweeps import Float, Sweep
+from tfwd.lm.sweeps import Float, Sweep
 
 
 def get_sweep():

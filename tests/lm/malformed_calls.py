@@ -53,7 +53,7 @@ def get_config():
     return config
 """
 SWEEP = """
-from tfwd.runs.sweeps import Choice, Float, Int, Sweep
+from tfwd.lm.sweeps import Choice, Float, Int, Sweep
 
 def get_sweep():
     return Sweep({"model.weight_dropout": Float(0, 0.1, step=0.1)}, max_trials=1)

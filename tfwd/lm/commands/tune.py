@@ -19,7 +19,7 @@ Searches for the best values of config keys. Each trial is a training run. Shows
 
 The sweep file defines the search:
 
-    from tfwd.runs.sweeps import Float, Sweep
+    from tfwd.lm.sweeps import Float, Sweep
 
     def get_sweep():
         return Sweep({"model.weight_dropout": Float(0, 0.7, step=0.1)}, method="grid")

@@ -4,8 +4,3 @@ keras-tuner searches (`tfwd.tuning`). `sweep` declares the search. `sweep_folder
 `tune_command` is the program, `tuner` and `trial` run the trials. `live_table` shows them,
 `trial_rows` makes their table. `report`, `score_plot` and `tensorboard_hparams` write the results.
 """
-
-from tfwd.runs.sweeps.sweep import Sweep
-from tfwd.tuning.search_space import Boolean, Choice, Float, Int
-
-__all__ = ["Boolean", "Choice", "Float", "Int", "Sweep"]
