@@ -47,8 +47,8 @@ def plan(
         allow_missing: str or list of str. Patterns for paths of variables that keep their values if
             the file lacks them. Default none.
         strict: bool. Treats missing and unexpected keys as errors. Default True.
-        family_rules: Rules for the files of a model family, as layers of `tfwd.layers.transformer`
-            pass them. Default None, for the rules of the layers in the model.
+        family_rules: Rules for the files of a model family, from the method `family_rules` of a
+            layer that `from_config` made. Default None, for the rules of the layers in the model.
 
     Returns:
         A `Plan`. Its `problems()` has all errors.
@@ -132,9 +132,8 @@ def _rules_of_layers(
         rules_at = getattr(layer, "family_rules", None)
         if id(layer) in inside or rules_at is None:
             continue
-        if (family_rules := rules_at(prefix)) is not None:
-            parts.append(family_rules)
-            inside.update(map(id, _keras.layers.all_layers(layer)))
+        parts.append(rules_at(prefix) or _without_config(layer, prefix))
+        inside.update(map(id, _keras.layers.all_layers(layer)))
     if not parts:
         return None
     # `tfwd-pretrained convert` writes files whose keys are paths.
@@ -142,6 +141,18 @@ def _rules_of_layers(
     if not paths.isdisjoint(end for key in source.entries for end in path_ends(key)):
         return None
     return FamilyRules.of_all(parts)
+
+
+def _without_config(layer: keras.layers.Layer, prefix: str) -> FamilyRules:
+    """Returns rules without keys for a layer that was not made from a published config."""
+    return FamilyRules(
+        {},
+        notes=(
+            f"layer '{layer.name}' does not know the keys of a published model, because it was "
+            "made from its arguments or is a copy: give family_rules="
+            f"{type(layer).__name__}.from_config(folder).family_rules({prefix!r})",
+        ),
+    )
 
 
 def _as_list(patterns: str | Sequence[str]) -> list[str]:

@@ -291,6 +291,33 @@ def test_saved_models_are_the_same(name, tmp_path):
     np.testing.assert_array_equal(again(data if len(data) > 1 else data[0]), before)
 
 
+def test_a_copy_needs_the_rules_of_its_family(tmp_path):
+    """Checks that the error says it, and that the argument of the error loads all weights."""
+    folder = FOLDER / "bert"
+    ids = keras.Input((None,), dtype="int32")
+    bert = T.Bert.from_pretrained(folder)
+    model = keras.Model(ids, bert(ids))
+    model.save(tmp_path / "model.keras")
+    ours = T.Bert(**{**bert.get_config(), "name": bert.name})
+    ours(np.array([[5]]))
+    for copy in (
+        keras.models.load_model(tmp_path / "model.keras"),
+        keras.models.clone_model(model),
+    ):
+        for weight in copy.weights:
+            weight.assign(weight + 1)
+        with pytest.raises(PlanError, match=f"layer '{bert.name}' does not know the keys of a pub"):
+            load(copy, folder)
+        rules = T.Bert.from_config(folder).family_rules(f"{bert.name}/")
+        load(copy, folder, family_rules=rules)
+        for weight, theirs in zip(copy.weights, model.weights, strict=True):
+            np.testing.assert_array_equal(weight, theirs)
+    with pytest.raises(PlanError, match=re.escape("=Bert.from_config(folder).family_rules('')")):
+        load(ours, folder)
+    done = load(ours, folder, family_rules=T.Bert.from_config(folder).family_rules())
+    assert done.problems() == []
+
+
 def test_two_streams_are_filled_by_one_models_weights():
     folder = FOLDER / "bert"
     both = T.BiModalEncoder(
