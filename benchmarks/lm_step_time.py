@@ -50,10 +50,10 @@ def ours(config: Any, words: int) -> tuple[Callable[[np.ndarray, np.ndarray], fl
 
     from tfwd.lm.model import make_model
     from tfwd.lm.training_step import make_step
-    from tfwd.runs.storage.run_state import RunState
+    from tfwd.runs.training.step_variables import StepVariables
 
     model = make_model(config, words)
-    state = RunState(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)
+    state = StepVariables(model.zero_state(config.data.batch_size), config.optimizer.learning_rate)
     step = make_step(config, model, state)
 
     def run(inputs: np.ndarray, targets: np.ndarray) -> float:

@@ -59,7 +59,7 @@ def work() -> None:
     from tfwd import _keras
     from tfwd.lm.model import make_model
     from tfwd.lm.training_step import make_step
-    from tfwd.runs.storage.run_state import RunState
+    from tfwd.runs.training.step_variables import StepVariables
     from tfwd.runs.workers import connection
     from tfwd.runs.workers.worker_addresses import find_cluster
     from tfwd.runs.workers.worker_group import Workers
@@ -75,7 +75,7 @@ def work() -> None:
         config.optimizer.learning_rate *= 1e-2
         config.optimizer.steps_per_update = every
         model = make_model(config, words)
-        state = RunState(model.zero_state(shape[0]), config.optimizer.learning_rate)
+        state = StepVariables(model.zero_state(shape[0]), config.optimizer.learning_rate)
         step = make_step(config, model, state, workers)
 
         def turn() -> None:

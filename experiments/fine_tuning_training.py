@@ -27,8 +27,8 @@ from tfwd.finetune.evaluation import Predictor, evaluate
 from tfwd.finetune.model import classifier_of, make_model
 from tfwd.finetune.training_step import TrainStep
 from tfwd.layers._substitution.seed_stream import SeedStream
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.layer_seeds import layer_seeds
+from tfwd.runs.training.step_variables import StepVariables
 
 KERNELS = "stack/.*/kernel"  # the weights to which each method is applied
 
@@ -162,7 +162,7 @@ class _Method:
         self.step = TrainStep(
             model,
             optimizer,
-            RunState([], 0.0),
+            StepVariables([], 0.0),
             steps=steps,
             warmup=learning_rate_schedule.warmup_steps(steps, WARMUP),
             clip_norm=CLIP,

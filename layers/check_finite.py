@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._graph.custom_gradient import custom_gradient
-from tfwd.finite import Summary, all_finite, can_be_non_finite, is_watching, summarize
+from tfwd.current_watch import is_watching
+from tfwd.finite import Summary, all_finite, can_be_non_finite, summarize
 
 ACTIONS = ("raise", "count")
 FORWARD, BACKWARD = "forward pass", "backward pass"

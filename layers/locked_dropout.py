@@ -84,7 +84,7 @@ class LockedDropout(keras.layers.Layer):
         caller_detection.check_not_recomputed(self.name)
         state = self.draws.next(training)
         rate = self._dropout.at(state[1]).rate
-        (seed,) = self.draws.seeds_of(state, [0])
+        (seed,) = self.draws.seeds_from_state(state, [0])
 
         part = global_batch_rows.current()
 

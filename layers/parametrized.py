@@ -10,7 +10,7 @@ import keras
 
 from tfwd import _keras, training_flag
 from tfwd.layers._substitution import per_example_call, recurrent_call, weight_selection
-from tfwd.layers._substitution.seed_stream import plain_file
+from tfwd.layers._substitution.seed_stream import missing_wrapper_error
 from tfwd.layers._substitution.weight_patterns import QUANTIZED, checked_exclude
 from tfwd.layers._substitution.weight_perturbation_mixin import WeightPerturbationMixin
 from tfwd.layers._substitution.weight_selection import Parametrizations
@@ -233,7 +233,7 @@ class Parametrized(WeightPerturbationMixin, _keras.layer_wrappers.Wraps, keras.l
 
     def load_own_variables(self, store: Any) -> None:
         if _keras.copies.is_absent(store):
-            raise plain_file(self.name)
+            raise missing_wrapper_error(self.name)
         super().load_own_variables(store)
 
     def unwrapped(self) -> keras.Layer:

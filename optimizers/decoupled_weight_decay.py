@@ -128,7 +128,7 @@ class DecoupledWeightDecay(SumsRows):
         decay_rate = DecayRate(kind, weight_decay, scale)
         rules = DecayRules(kind, include, exclude, multipliers)
         for factor in (1.0, *(rules.multipliers or {}).values()):
-            decay_rate.check_share(factor)
+            decay_rate.check_removed_fraction(factor)
         if sparse not in SPARSE:
             raise ValueError(f"{kind}: sparse={sparse!r}: expected one of {', '.join(SPARSE)}")
         if towards not in TOWARDS:
@@ -140,7 +140,7 @@ class DecoupledWeightDecay(SumsRows):
         self._rules: Any = rules
         self.sparse, self.decay_unused, self.towards = sparse, bool(decay_unused), towards
         self._starts: Any = StartValues()
-        self._decay_rate.note_initial(wrapped_optimizers.leaves(self.optimizer))
+        self._decay_rate.store_initial_rates(wrapped_optimizers.leaves(self.optimizer))
         self._fused = FusedSteps()
         self._has_warned = False
 
@@ -229,7 +229,7 @@ class DecoupledWeightDecay(SumsRows):
         leaves = wrapped_optimizers.leaves(self.optimizer)  # some exist only now
         for leaf in leaves:
             _check_no_decay(type(self).__name__, leaf)
-        self._decay_rate.note_initial(leaves)
+        self._decay_rate.store_initial_rates(leaves)
         if self.towards == "start":
             decayed = [v for v in variables if self._multiplier(v)]
             for number, variable in enumerate(decayed):

@@ -43,7 +43,7 @@ def reference(layer: Any) -> np.ndarray:
 
 def kept(layer: Any, call: int, noise_shape: tuple | None = None) -> np.ndarray:
     """Returns the mask of a training call, drawn as for weight dropout."""
-    (seed,) = layer.draws.seeds_at(call, [0])
+    (seed,) = layer.draws.seeds_of_call(call, [0])
     return (
         P.Dropout(RATE, noise_shape=noise_shape)(tf.ones(layer.weights[0].shape), seed).numpy() != 0
     )

@@ -8,7 +8,7 @@ import tensorflow as tf
 from stack_marks import SLOW_ON_KERAS_2, quick_rows
 from tables_by_make_target import with_slow_rest
 
-from tfwd import finite
+from tfwd import current_watch
 from tfwd.finite import all_finite, can_be_non_finite, extent, summarize
 
 pytestmark = SLOW_ON_KERAS_2
@@ -243,10 +243,10 @@ def test_words():
 
 
 def test_whether_something_is_watching():
-    assert not finite.is_watching()
-    finite.here.watch = object()
+    assert not current_watch.is_watching()
+    current_watch.here.watch = object()
     try:
-        assert finite.is_watching()
+        assert current_watch.is_watching()
     finally:
-        del finite.here.watch
-    assert not finite.is_watching()
+        del current_watch.here.watch
+    assert not current_watch.is_watching()

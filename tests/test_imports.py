@@ -19,19 +19,19 @@ PACKAGES = {"tfwd": "tfwd", "layers": "tfwd.layers", "optimizers": "tfwd.optimiz
 # A module may import lower modules, and a package its own modules.
 HEIGHTS = {
     0: {"tfwd._keras_shared", "tfwd.dtypes", "tfwd.atomic_files", "tfwd.path_patterns"}
-    | {"tfwd.optional_packages"},
+    | {"tfwd.current_watch", "tfwd.optional_packages"},
     1: {"tfwd._keras2", "tfwd._keras3"},
     2: {"tfwd._keras"},
     3: {"tfwd.training_flag"},
     4: {"tfwd._graph", "tfwd.distribute", "tfwd.pretrained"},
-    5: {"tfwd._random", "tfwd._recurrent", "tfwd.finite", "tfwd.rates"},
+    5: {"tfwd._random", "tfwd._recurrent", "tfwd.finite", "tfwd.parametrization_rates"},
     6: {"tfwd.parametrizations"},
     7: {"tfwd.layers", "tfwd.optimizers"},
     8: {
         "tfwd.dropout_moment_matching",
         "tfwd.gradients",
         "tfwd.in_place",
-        "tfwd.in_place_state",
+        "tfwd.in_place_state_file",
         "tfwd.numerics",
     },
     9: {"tfwd.callbacks", "tfwd.metrics", "tfwd.parametrized_model", "tfwd.monte_carlo"},
@@ -132,16 +132,16 @@ def test_circles_are_found() -> None:
     # `imported` knows the modules of the sources, so the example uses their names.
     of_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tfwd import "
     trees = {
-        "tfwd.rates": "def f():\n    import tfwd.path_patterns",
+        "tfwd.parametrization_rates": "def f():\n    import tfwd.path_patterns",
         "tfwd.path_patterns": "from tfwd.dtypes import wide",
-        "tfwd.dtypes": of_types + "rates",
-        "tfwd.atomic_files": "import tfwd.rates",
+        "tfwd.dtypes": of_types + "parametrization_rates",
+        "tfwd.atomic_files": "import tfwd.parametrization_rates",
         "tfwd.numerics.__init__": "from tfwd.numerics import tensorboard_and_plot_files",
         "tfwd.numerics.tensorboard_and_plot_files": "from . import unknown",
     }
     found = circles({name: ast.parse(source) for name, source in trees.items()})
     assert found == [
-        ["tfwd.dtypes", "tfwd.path_patterns", "tfwd.rates"],
+        ["tfwd.dtypes", "tfwd.parametrization_rates", "tfwd.path_patterns"],
         ["tfwd.numerics", "tfwd.numerics.tensorboard_and_plot_files"],
     ]
 
@@ -262,9 +262,9 @@ def test_internals_are_noticed(source: str) -> None:
         ("tfwd.lm.data.__init__", "from . import corpus", "tfwd.lm.data.corpus"),
         ("tfwd.lm.data.corpus", "from . import unknown_function", "tfwd.lm.data"),
         ("tfwd.lm.data.corpus", "from ...layers import WeightDropout", "tfwd.layers"),
-        ("tfwd.rates", "from .lm.data.corpus import x", "tfwd.lm.data.corpus"),
-        ("tfwd.rates", "def f():\n    from tfwd import layers", "tfwd.layers"),
-        ("tfwd.rates", "from tfwd import WeightDropout", "tfwd"),
+        ("tfwd.parametrization_rates", "from .lm.data.corpus import x", "tfwd.lm.data.corpus"),
+        ("tfwd.parametrization_rates", "def f():\n    from tfwd import layers", "tfwd.layers"),
+        ("tfwd.parametrization_rates", "from tfwd import WeightDropout", "tfwd"),
     ],
 )
 def test_imports_are_read_right(name: str, source: str, expected: str) -> None:

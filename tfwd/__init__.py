@@ -46,7 +46,7 @@ from tfwd import (
 from tfwd._graph.custom_gradient import release_models
 from tfwd.dropout_moment_matching import moment_matching
 from tfwd.in_place import added_parametrizations
-from tfwd.in_place_state import load_state, save_state
+from tfwd.in_place_state_file import load_state, save_state
 from tfwd.layers import transformer  # noqa: F401, registers its classes with Keras
 from tfwd.layers._substitution.reference_weights import reset_references
 from tfwd.monte_carlo import predict_samples

@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras_shared.checkpoint_tracking import track, untrack
-from tfwd._keras_shared.chief_broadcast import Lockstep
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.method_replacement import calls_of, computed_loss, patched
 from tfwd._keras_shared.strategy_workers import (
@@ -27,6 +26,7 @@ from tfwd._keras_shared.strategy_workers import (
     worker_index,
 )
 from tfwd._keras_shared.substitution_scopes import present_graph
+from tfwd._keras_shared.worker_lockstep import Lockstep
 
 GENERATION = int(keras.__version__.partition(".")[0])
 IS_KERAS_2 = GENERATION == 2

@@ -8,7 +8,6 @@ on a CPU.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,30 +17,6 @@ from tfwd._graph import private_graph_apis
 from tfwd.dtypes import at_least_float32
 
 SQUARED_IS_FINITE = 1e15  # the square of a smaller number is far below the limit of float32
-
-# Its attribute `watch` is the object that checks the tensors of the current thread's step.
-here = threading.local()
-
-
-def is_watching() -> bool:
-    """Returns True if all layers of the current thread's step are being checked."""
-    return getattr(here, "watch", None) is not None
-
-
-def check_argument(rule: str, good: Any, values: Any) -> None:
-    """Reports an argument's check to the watch of the current thread's step, if there is a watch.
-
-    XLA drops assertions. The step then continues with an argument that its layer rejects.
-
-    Args:
-        rule: str. Requirement of the layer. It continues a sentence that begins with the layer's
-            name.
-        good: bool tensor. True for each valid value, or a scalar for all values.
-        values: Tensor. The checked values.
-    """
-    watch = getattr(here, "watch", None)
-    if watch is not None:
-        watch.check_argument(rule, good, values)
 
 
 class Summary(NamedTuple):
@@ -151,13 +126,13 @@ def extent(tensor: Any) -> tf.Tensor:
     Returns:
         A float32 scalar, or float64 for float64.
     """
-    return extent_of(probe(tensor))
+    return extents_from_raw(raw_extent(tensor))
 
 
-def probe(tensor: Any) -> tf.Tensor:
+def raw_extent(tensor: Any) -> tf.Tensor:
     """Returns a number that is not finite if an element of a tensor is not finite.
 
-    `extent_of` converts this number to the tensor's extent. So a step runs one operation per
+    `extents_from_raw` converts this number to the tensor's extent. So a step runs one operation per
     tensor, and runs all others once for all tensors.
     """
     tensor = at_least_float32(_real(_values(tensor)))
@@ -170,9 +145,9 @@ def probe(tensor: Any) -> tf.Tensor:
     return tf.maximum(largest, 0.0)  # the maximum of an empty tensor is -Inf
 
 
-def extent_of(probes: tf.Tensor) -> tf.Tensor:
-    """Returns the extents of tensors from their `probe`s, in the same function."""
-    return probes if private_graph_apis.in_xla() else tf.sqrt(2.0 * probes)
+def extents_from_raw(raw_extents: tf.Tensor) -> tf.Tensor:
+    """Returns the extents of tensors from their `raw_extent`s, in the same function."""
+    return raw_extents if private_graph_apis.in_xla() else tf.sqrt(2.0 * raw_extents)
 
 
 def largest(tensor: Any) -> tf.Tensor:

@@ -115,7 +115,7 @@ def _bound(owned: Iterable[_Owned], ahead: int | tf.Tensor) -> dict[int, BoundPa
     for group in by_owner.values():
         owner = group[0].owner
         number = tf.cast(ahead + owner.calls, tf.int64)
-        seeds = owner.draws.seeds_at(number, [one.target.position for one in group])
+        seeds = owner.draws.seeds_of_call(number, [one.target.position for one in group])
         for one, seed in zip(group, seeds, strict=True):
             held = owner.references
             values = () if held is None else held.current_values(one.target, one.parametrization)

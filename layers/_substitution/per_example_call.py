@@ -18,7 +18,7 @@ from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._random import example_masks
 from tfwd.layers._substitution import pure_layers, weight_selection
-from tfwd.layers._substitution.substituted_call import present_chain
+from tfwd.layers._substitution.outer_wrappers import present_chain
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import chain
 

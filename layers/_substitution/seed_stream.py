@@ -99,7 +99,7 @@ class SeedStream(keras.layers.Layer):
             _keras.variables.assign(self.state, tf.raw_ops.AddV2(x=state, y=counted))
         return state
 
-    def seeds_of(
+    def seeds_from_state(
         self, state: tf.Tensor, positions: Sequence[int], replica: int | None = None
     ) -> list[tf.Tensor]:
         """Returns the seeds of the weights at some positions, each int32 `[2]`.
@@ -116,10 +116,12 @@ class SeedStream(keras.layers.Layer):
         chosen = seeds.seeds(state, replica, positions)
         return [seeds.fold_in(s, self.stream, 0) for s in chosen] if self.stream else chosen
 
-    def seeds_at(self, call: int | tf.Tensor, positions: Sequence[int]) -> list[tf.Tensor]:
+    def seeds_of_call(self, call: int | tf.Tensor, positions: Sequence[int]) -> list[tf.Tensor]:
         """Returns the seeds that training call number `call` uses on replica 0."""
         root = _keras.variables.value(self.state)[0]
-        return self.seeds_of(tf.stack([root, tf.cast(call, tf.int64)]), positions, replica=0)
+        return self.seeds_from_state(
+            tf.stack([root, tf.cast(call, tf.int64)]), positions, replica=0
+        )
 
     def quantize(self, *args: Any, **kwargs: Any) -> None:
         """Rejects quantization inside a wrapper. A model's `quantize` calls it for each layer.
@@ -140,11 +142,11 @@ class SeedStream(keras.layers.Layer):
         if "state" in store:
             self.state.assign(np.asarray(store["state"]))
         elif self.wrapper:
-            raise plain_file(self.wrapper)
+            raise missing_wrapper_error(self.wrapper)
         # The file of a plain layer has no state. The layer keeps its state.
 
 
-def plain_file(wrapper: str) -> ValueError:
+def missing_wrapper_error(wrapper: str) -> ValueError:
     """Returns the error for a wrapper that is not in a file."""
     return ValueError(
         f"the file does not contain layer '{wrapper}', which is one of tfwd's wrappers. If "

@@ -4,105 +4,32 @@ The call is a function of tensors and seeds. So `tfwd._graph.recomputed_weights`
 time in backward, and `tf.cond` can run it in a branch.
 
 Nested wrappers form one chain that begins with the inner wrapper. Parametrizations in place act in
-the order in which they were added (`chain.in_order`). During its call an outer wrapper lists its
-parametrizations by weight (an `OuterWrapper`). An inner wrapper on the same weight starts from the
-raw value, and applies the whole chain.
+the order in which they were added (`chain.in_order`). An inner wrapper on the same weight starts
+from the raw value, and applies the whole chain.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, rates, training_flag
+from tfwd import _keras, parametrization_rates, training_flag
 from tfwd._graph import recomputed_weights, stateless_call
 from tfwd._random import masks_and_normals
-from tfwd.layers._substitution import call_packing, caller_detection
+from tfwd.layers._substitution import call_packing, caller_detection, outer_wrappers
 from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
+from tfwd.layers._substitution.call_analysis import CallAnalysis
+from tfwd.layers._substitution.outer_wrappers import OuterWrapper
 from tfwd.layers._substitution.reference_weights import References, read
 from tfwd.layers._substitution.seed_stream import SeedStream
 from tfwd.layers._substitution.weight_selection import TargetedWeights
 from tfwd.parametrizations import chain
 from tfwd.parametrizations.chain import BoundParametrization
-
-
-class OuterWrapper(NamedTuple):
-    """The parametrizations of one wrapper around the running call, by the variables' ids.
-
-    Attributes:
-        raw: Raw values of the weights.
-        bound: Parametrizations of the weights, with their seeds.
-        taken: Variables whose raw value an inner wrapper has read.
-        references: Values of the references, of this wrapper and of inner wrappers.
-        addition_number: Number of the parametrization in place. None for a wrapper.
-    """
-
-    raw: dict[int, tf.Tensor]
-    bound: dict[int, BoundParametrization]
-    taken: dict[int, keras.Variable]
-    references: dict[int, tf.Tensor]
-    addition_number: int | None
-
-
-def _references_of(wrapper: OuterWrapper, key: int) -> list[int]:
-    """Returns the ids of the references that a wrapper's parametrization of a weight uses."""
-    ids = {id(tensor): i for i, tensor in wrapper.references.items()}
-    return [ids[id(tensor)] for tensor in wrapper.bound[key].references]
-
-
-_local = threading.local()
-
-
-def outer_wrappers() -> list[OuterWrapper]:
-    """Returns the wrappers around the running call. The outermost wrapper comes first."""
-    return getattr(_local, "wrappers", [])
-
-
-def present_chain(variable: keras.Variable) -> list[BoundParametrization]:
-    """Returns the parametrizations of a variable that act in the running call, in order."""
-    key = id(variable)
-    wrappers = reversed(outer_wrappers())
-    return chain.in_order([(w.addition_number, w.bound[key]) for w in wrappers if key in w.bound])
-
-
-@contextlib.contextmanager
-def _within(wrappers: list[OuterWrapper]) -> Iterator[None]:
-    before = outer_wrappers()
-    _local.wrappers = wrappers
-    try:
-        yield
-    finally:
-        _local.wrappers = before
-
-
-class CallAnalysis(NamedTuple):
-    """The facts that `traced_call_analysis` found about a call.
-
-    Attributes:
-        impure: Reason why the call cannot run again, as the end of a sentence. "" if it can run
-            again.
-        updated: Variables that the call updates, under either training flag.
-        losses: Number of losses that the call adds, the larger of the two flags.
-        extra: Variables that the call reads and its layer does not list.
-        seen: bool. The call could be traced, so it reads no weight without Keras.
-        shared: bool. The analysis holds for all layers with the same signature.
-        taken: bool. The call uses floating tensors that are not among its arguments. It is True
-            even if they need no gradient now, because a later call may run under another tape.
-    """
-
-    impure: str
-    updated: list[keras.Variable]
-    losses: int
-    extra: list[keras.Variable]
-    seen: bool = True
-    taken: bool = False
-    shared: bool = False
 
 
 class SubstitutedCall:
@@ -143,7 +70,7 @@ class SubstitutedCall:
         self.training = training
         self.addition_number = addition_number
         self.variables = list(variables)
-        self.wrappers = outer_wrappers()
+        self.wrappers = outer_wrappers.present()
         self._state = _keras.layer_calls.CallState()
         self._given = args, kwargs
         self._arguments = call_packing.Arguments(args, dict(kwargs))
@@ -156,9 +83,9 @@ class SubstitutedCall:
         number = tf.raw_ops.Unpack(value=state, num=2)[1]
         self.targeted = []
         for target, parametrization in targeted:
-            with rates.named_in_errors(f"weight '{target.name}' of layer '{name}'"):
+            with parametrization_rates.named_in_errors(f"weight '{target.name}' of layer '{name}'"):
                 self.targeted.append((target, parametrization.at(number)))
-        self.seeds = draws.seeds_of(state, [target.position for target, _ in targeted])
+        self.seeds = draws.seeds_from_state(state, [target.position for target, _ in targeted])
         # A weight that only outer wrappers parametrize is read with their effective value. An inner
         # wrapper may still need the raw value.
         self._raw = {id(t.variable): self.raw(t.variable) for t, _ in targeted}
@@ -167,7 +94,7 @@ class SubstitutedCall:
         # References of outer wrappers are arguments too, because they may have gradients.
         for wrapper in self.wrappers:
             for key in filter(wrapper.bound.__contains__, self._raw):
-                given = _references_of(wrapper, key)
+                given = wrapper.references_of(key)
                 self._references.update((i, wrapper.references[i]) for i in given)
 
     @functools.cached_property
@@ -188,14 +115,14 @@ class SubstitutedCall:
             self.variables += variables
             vars(self).pop("tensors", None)
 
-    def key(self) -> tuple:
+    def analysis_key(self) -> tuple:
         """Returns the key of this call's analysis."""
         weights = tuple(id(v) for v in self.variables)
         flag = self.training if isinstance(self.training, bool) else None
         arguments = self._arguments.signature()
         return arguments, weights, flag, tf.executing_eagerly(), len(self.wrappers)
 
-    def signature(self) -> tuple:
+    def shared_analysis_key(self) -> tuple:
         """Returns the key without this layer's weights. Calls of equal layers have equal keys."""
         positions = {id(v): i for i, v in enumerate(self.variables)}
         kinds = tuple((positions[id(t.variable)], repr(p)) for t, p in self.targeted)
@@ -218,7 +145,7 @@ class SubstitutedCall:
         """Returns True if backward would have to run the layer a second time."""
         return tf.executing_eagerly() or not isinstance(self.training, bool)
 
-    def run_once(self, training: bool) -> stateless_call.Result:
+    def run_directly(self, training: bool) -> stateless_call.Result:
         """Makes the call directly: updates are made, and effective weights are stored."""
         references = self._references
         weights = self._effective(self._raw, training, self.seeds, references)
@@ -297,9 +224,7 @@ class SubstitutedCall:
             around = [
                 (
                     w.addition_number,
-                    w.bound[key]._replace(
-                        references=[references[i] for i in _references_of(w, key)]
-                    ),
+                    w.bound[key]._replace(references=[references[i] for i in w.references_of(key)]),
                 )
                 for w in reversed(self.wrappers)
                 if key in w.bound
@@ -357,7 +282,7 @@ class SubstitutedCall:
         bound = {id(target.variable): link for (target, _), link in links}
         wrapper = OuterWrapper(raw, bound, {}, references, self.addition_number)
         effective = zip((target.variable for target, _ in self.targeted), weights, strict=True)
-        with _within([*self.wrappers, wrapper]), self._state.restored(training):
+        with outer_wrappers.within([*self.wrappers, wrapper]), self._state.restored(training):
             result = stateless_call.call(
                 lambda: self.function(*args, training=training, **kwargs),
                 [*others, *effective],

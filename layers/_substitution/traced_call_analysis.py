@@ -26,7 +26,8 @@ from tfwd.layers._substitution import (
     unsupported_weight_reads,
 )
 from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
-from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall
+from tfwd.layers._substitution.call_analysis import CallAnalysis
+from tfwd.layers._substitution.substituted_call import SubstitutedCall
 
 # Operations that call Python, which may do anything.
 _PYTHON_OPS = {"EagerPyFunc", "PyFunc"}
@@ -61,7 +62,7 @@ def analyse(
     """
     unsupported_weight_reads.check_calls(name, owner)
     signature = pure_layers.signature(owner)
-    key = None if signature is None or call.wrappers else (signature, call.signature())
+    key = None if signature is None or call.wrappers else (signature, call.shared_analysis_key())
     if key in _shared:
         return _shared[key]
     with AttributeSnapshot(owner).undoing_changes():

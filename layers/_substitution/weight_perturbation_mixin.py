@@ -26,6 +26,7 @@ from tfwd.layers._substitution import (
     caller_detection,
     embedding_lookup,
     method_hooks,
+    outer_wrappers,
     per_example_call,
     pure_layers,
     reference_weights,
@@ -34,9 +35,10 @@ from tfwd.layers._substitution import (
     weight_selection,
 )
 from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
+from tfwd.layers._substitution.call_analysis import CallAnalysis
 from tfwd.layers._substitution.reference_weights import References
 from tfwd.layers._substitution.seed_stream import SeedStream, checked_seed
-from tfwd.layers._substitution.substituted_call import CallAnalysis, SubstitutedCall, outer_wrappers
+from tfwd.layers._substitution.substituted_call import SubstitutedCall
 from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_selection import (
     Parametrizations,
@@ -230,7 +232,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:
         """Copies due references before a substitution. Returns all references in this layer."""
         owner = self._owner()
-        if not outer_wrappers():
+        if not outer_wrappers.present():
             reference_weights.copy_due_references(owner, training)
         return reference_weights.variables(owner)
 
@@ -240,7 +242,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         owner = self._owner()
         # Layers behave differently after they are frozen or unfrozen, or parametrized in place.
         flags = tuple(layer.trainable for layer in _keras.layers.all_layers(owner))
-        key = (*call.key(), flags, tuple(map(id, method_hooks.links_in(owner))))
+        key = (*call.analysis_key(), flags, tuple(map(id, method_hooks.links_in(owner))))
         analysis = self._call_cache.analyses.get(key)
         names = {id(target.variable): target.name for target, _ in call.targeted}
         if analysis is None:
@@ -259,7 +261,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         watch = contextlib.nullcontext() if analysis.seen else private_graph_apis.Accesses()
         with watch as accesses, unsupported_weight_reads.kept_tensors_explained(name):
             if isinstance(call.training, bool) and not recompute:
-                result = call.run_once(call.training)
+                result = call.run_directly(call.training)
             else:
                 result = call.run(analysis, recompute, before)
         if accesses is not None:
@@ -278,7 +280,8 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
                     "recompute=False",
                     stacklevel=2,
                 )
-        custom_gradient.follow()  # else a custom gradient of Keras would keep the model forever
+        # Otherwise a custom gradient of Keras would keep the model forever.
+        custom_gradient.hand_over_gradients()
         for loss in result.losses:
             _keras.layers.add_loss(owner, loss)
         stateless_call.assign(result.updates)
@@ -317,11 +320,11 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
             private_graph_apis.Accesses() as accesses,
             unsupported_weight_reads.kept_tensors_explained(name),
         ):
-            result = call.run_once(True)
+            result = call.run_directly(True)
         unsupported_weight_reads.check(
             name, names, filter(accesses.has, call.variables), unsupported_weight_reads.PAST_KERAS
         )
-        custom_gradient.follow()
+        custom_gradient.hand_over_gradients()
         return result.outputs
 
     @property

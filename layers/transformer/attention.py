@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.layers.transformer.composite_layer import Composite, built, initializer
-from tfwd.layers.transformer.input_checks import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks
 from tfwd.layers.transformer.masked_attention_scores import masked_scores
+from tfwd.layers.transformer.position_mask import position_mask
 
 
 class MultiHeadAttention(Composite):
@@ -77,7 +78,7 @@ class MultiHeadAttention(Composite):
             checked = InputChecks(self)
             name = "mask" if context is inputs else "context_mask"
             context_mask = checked.mask(name, context_mask, keys=context, queries=inputs)
-            inputs = checked.marked(inputs)
+            inputs = checked.nan_if_wrong(inputs)
         queries = self._heads(self.query(inputs))
         keys = self._heads(self.key(context))
         values = self._heads(self.value(context))

@@ -12,8 +12,10 @@ from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.composite_layer import Composite, built
 from tfwd.layers.transformer.embeddings import Embeddings
 from tfwd.layers.transformer.formats.published_layer import Published
-from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks
 from tfwd.layers.transformer.pooler import Pooler
+from tfwd.layers.transformer.position_mask import position_mask
+from tfwd.layers.transformer.token_id_inputs import TokenIdInputs
 from tfwd.layers.transformer.transformer_stack import TransformerStack
 
 
@@ -121,7 +123,7 @@ class Bert(TokenIdInputs, Published):
         self.pooler = self._part(Pooler, "pooler") if add_pooler else None
 
     def build(self, input_shape: Any) -> None:
-        input_shape = self.ids_of(input_shape)
+        input_shape = self.argument_value(input_shape)
         hidden = (*input_shape, self.hidden_size)
         built(self.embeddings, *input_shape)
         built(self.stack, *hidden)
@@ -148,7 +150,7 @@ class Bert(TokenIdInputs, Published):
         else:
             checked = InputChecks(self)
             mask = checked.mask("mask", mask, embedded, embedded)
-            embedded = checked.marked(embedded)
+            embedded = checked.nan_if_wrong(embedded)
         states = self.stack(embedded, mask=mask, training=training)
         # Also attach a mask that was an argument, because Keras does not. Attach only masks of
         # positions.
@@ -169,7 +171,7 @@ class Bert(TokenIdInputs, Published):
         if isinstance(mask, Mapping):
             mask = None
         if mask is None:
-            mask = self.ids_of(inputs, "mask")
+            mask = self.argument_value(inputs, "mask")
             mask = self.embeddings.compute_mask(inputs) if mask is None else mask
         mask = position_mask(mask)
         if not self.add_pooler and not self.return_all:
@@ -182,7 +184,7 @@ class Bert(TokenIdInputs, Published):
         return masks
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        input_shape = self.ids_of(input_shape)
+        input_shape = self.argument_value(input_shape)
         hidden = (*input_shape, self.hidden_size)
         if not self.add_pooler and not self.return_all:
             return hidden

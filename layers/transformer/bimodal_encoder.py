@@ -11,7 +11,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.layers.transformer.attention import Attention
 from tfwd.layers.transformer.composite_layer import Composite, built
-from tfwd.layers.transformer.input_checks import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks
+from tfwd.layers.transformer.position_mask import position_mask
 from tfwd.layers.transformer.transformer_layer import PostNormLayer
 from tfwd.layers.transformer.transformer_stack import TransformerStack
 
@@ -187,7 +188,7 @@ class BiModalEncoder(Composite):
             first_mask = checked.mask("first_mask", first_mask, inputs, inputs)
         if second_mask is not None:
             second_mask = checked.mask("second_mask", second_mask, other, other)
-        x, y, at = checked.marked(inputs), checked.marked(other), [0, 0]
+        x, y, at = checked.nan_if_wrong(inputs), checked.nan_if_wrong(other), [0, 0]
         ends = [self.first.num_layers, self.second.num_layers]
         for pair, looks in zip([*self.connections, ends], [*self.looks, None], strict=True):
             x = self.first.run(x, at[0], pair[0], first_mask, training)

@@ -11,7 +11,8 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.composite_layer import built
 from tfwd.layers.transformer.formats.published_layer import Published
-from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
+from tfwd.layers.transformer.input_checks import InputChecks
+from tfwd.layers.transformer.token_id_inputs import TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -109,7 +110,7 @@ class Embeddings(TokenIdInputs, Published):
             self.projection = self.dense(hidden_size, "projection")
 
     def build(self, input_shape: Any) -> None:
-        input_shape = self.ids_of(input_shape)
+        input_shape = self.argument_value(input_shape)
         for table in (self.words, self.positions, self.types):
             if table is not None:
                 built(table, *input_shape)
@@ -147,17 +148,17 @@ class Embeddings(TokenIdInputs, Published):
                 f"Embeddings '{self.name}' has no token types (type_vocabulary_size=0): remove "
                 "token_type_ids"
             )
-        total = checked.marked(total)
+        total = checked.nan_if_wrong(total)
         total = self.dropped(self.layer_norm(total), training=training)
         return total if self.projection is None else self.projection(total)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns True where a token is not padding."""
-        ids = self.ids_of(inputs)
+        ids = self.argument_value(inputs)
         return mask if self.padding_id is None else _keras.ops.not_equal(ids, self.padding_id)
 
     def compute_output_shape(self, input_shape: Any) -> tuple:
-        return (*self.ids_of(input_shape), self.hidden_size)
+        return (*self.argument_value(input_shape), self.hidden_size)
 
     def any_input_shape(self) -> tuple:
         return (None, None)

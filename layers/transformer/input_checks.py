@@ -7,12 +7,12 @@ cast to boolean inverts attention, and a lookup treats -1 as the last row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfwd import _keras, finite
+from tfwd import current_watch
 from tfwd._graph import private_graph_apis
 
 # The dtype represents every integer up to this number exactly.
@@ -27,8 +27,8 @@ class InputChecks:
     """Checks of the inputs of one call of a layer.
 
     Shapes and dtypes are checked immediately. Values are checked immediately in eager mode, and by
-    `tf.debugging.Assert` in a graph. XLA removes assertions. Under XLA, `marked` makes the output
-    NaN, and a check of the step gets the argument's name.
+    `tf.debugging.Assert` in a graph. XLA removes assertions. Under XLA, `nan_if_wrong` makes the
+    output NaN, and a check of the step gets the argument's name.
 
     Args:
         layer: Layer, for messages.
@@ -51,7 +51,7 @@ class InputChecks:
         # A Sequential without an Input casts integers to floats.
         are_floats = below <= _EXACT_UP_TO.get(ids.dtype, 0)
         if not ids.dtype.is_integer and not are_floats:
-            raise TypeError(_no_ids(self._where, name, ids.dtype.name))
+            raise TypeError(no_ids_text(self._where, name, ids.dtype.name))
         if ids.shape.rank not in (None, 2):
             raise ValueError(
                 f"{self._where}: {name} has the shape {_shown(ids)}: expected [batch, length]"
@@ -112,7 +112,7 @@ class InputChecks:
         message = (rule, ". It has", [tf.reshape(mask, [-1])[:8]])
         return self._require_each(zeros | ones, mask, message, ones)
 
-    def marked(self, tensor: tf.Tensor) -> tf.Tensor:
+    def nan_if_wrong(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor. Under XLA it becomes NaN if an input is wrong."""
         if not self._wrong:
             return tensor
@@ -156,7 +156,8 @@ class InputChecks:
     def _require(self, ok: tf.Tensor, message: _Message, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor if a condition holds. Otherwise raises an error, except under XLA."""
         if private_graph_apis.in_xla():
-            finite.check_argument(message[0].removeprefix(self._where), ok, tf.stack(message[2]))
+            rule = message[0].removeprefix(self._where)
+            current_watch.check_argument(rule, ok, tf.stack(message[2]))
         return self._checked(ok, message, tensor)
 
     def _require_each(
@@ -164,7 +165,7 @@ class InputChecks:
     ) -> tf.Tensor:
         """Returns the tensor if a condition holds for each value. Otherwise acts as `_require`."""
         if private_graph_apis.in_xla():
-            finite.check_argument(message[0].removeprefix(self._where), good, values)
+            current_watch.check_argument(message[0].removeprefix(self._where), good, values)
         return self._checked(tf.reduce_all(good), message, tensor)
 
     def _checked(self, ok: tf.Tensor, message: _Message, tensor: tf.Tensor) -> tf.Tensor:
@@ -182,7 +183,8 @@ class InputChecks:
             return tf.identity(tensor)
 
 
-def _no_ids(where: str, name: str, dtype: str) -> str:
+def no_ids_text(where: str, name: str, dtype: str) -> str:
+    """Returns the error for an argument whose dtype cannot be ids."""
     return (
         f"{where}: {name} has the dtype {dtype}: expected integers. Pass a mask as mask=...; "
         "a model needs keras.Input(..., dtype='int32') as its first layer"
@@ -195,99 +197,3 @@ def _text(value: Any) -> str:
 
 def _shown(tensor: tf.Tensor) -> str:
     return str(list(tensor.shape)).replace("None", "?")
-
-
-def position_mask(mask: Any) -> Any:
-    """Returns a mask of positions as booleans, which Keras may pass on to later layers.
-
-    A mask per query, `[batch, queries, keys]`, does not describe positions. The result is then
-    None.
-    """
-    if mask is None or len(mask.shape) != 2:
-        return None
-    is_bool = getattr(mask.dtype, "name", mask.dtype) == "bool"
-    return mask if is_bool else _keras.ops.not_equal(mask, 0)
-
-
-class TokenIdInputs:
-    """Base class of layers whose input is token ids, alone or in a tokenizer's dict.
-
-    Attributes:
-        argument_of_key: dict from a key of the tokenizer's dict to an argument of `call`. "" is the
-            first argument.
-        renamed_arguments: dict from an argument's former name to its name, for saved models.
-        positional: Number of arguments that can be positional.
-    """
-
-    name: str
-    argument_of_key: ClassVar[dict[str, str]] = {}
-    renamed_arguments: ClassVar[dict[str, str]] = {}
-    positional = 1
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        where = f"{type(self).__name__} '{self.name}'"
-        if len(args) > self.positional:
-            others = ", ".join(
-                f"{name}=..." for name in dict.fromkeys(self.argument_of_key.values()) if name
-            )
-            raise TypeError(
-                f"{where}: got {len(args)} positional arguments: pass the arguments after the ids "
-                f"by name, as {others}"
-            )
-        for name, value in (*(("ids", value) for value in args), *kwargs.items()):
-            if isinstance(value, (list, tuple)):
-                raise TypeError(
-                    f"{where}: {name} is a {type(value).__name__}: pass a tensor or an array"
-                )
-            for key, part in value.items() if isinstance(value, Mapping) else [(name, value)]:
-                dtype = getattr(part, "dtype", None)
-                dtype = getattr(dtype, "name", dtype)
-                if dtype in ("float16", "bfloat16") and "mask" not in key:  # Keras would cast them
-                    raise TypeError(_no_ids(where, key, dtype))
-        if args and isinstance(args[0], Mapping):  # Hugging Face's BatchEncoding is not a dict
-            args = (dict(args[0]), *args[1:])
-        for before, now in self.renamed_arguments.items():
-            if before in kwargs:
-                kwargs[now] = kwargs.pop(before)
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
-
-    def unpacked(self: Any, inputs: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the token ids, and the other arguments with the values of the dict filled in.
-
-        Raises:
-            ValueError: If the dict has no token ids, an unknown key, or an argument that is also
-                given by name.
-        """
-        if not isinstance(inputs, Mapping):
-            return inputs, given
-        where, ids = f"{type(self).__name__} '{self.name}'", None
-        for key, value in inputs.items():
-            if key not in self.argument_of_key:
-                raise ValueError(
-                    f"{where}: the inputs have the unknown key {key!r}: remove it. "
-                    f"The layer accepts {', '.join(self.argument_of_key)}"
-                )
-            name = self.argument_of_key[key]
-            if not name and ids is None:
-                ids = value
-            elif name and given.get(name) is None:
-                given[name] = value
-            else:
-                raise ValueError(
-                    f"{where}: {name or key} is given twice, once as {key!r}: pass it once"
-                )
-        if ids is None:
-            raise ValueError(
-                f"{where}: the inputs need 'input_ids', but have {', '.join(map(repr, inputs))}"
-            )
-        return ids, given
-
-    def ids_of(self: Any, inputs: Any, name: str = "") -> Any:
-        """Returns the ids, or an argument's value, from a dict. Returns other inputs unchanged."""
-        if not isinstance(inputs, Mapping):
-            return inputs
-        return next((v for key, v in inputs.items() if self.argument_of_key.get(key) == name), None)
-
-
-# This attribute tells AutoGraph not to convert the method.
-TokenIdInputs.__call__.autograph_info__ = {}  # type: ignore[attr-defined]

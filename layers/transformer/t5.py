@@ -12,8 +12,9 @@ from tfwd.layers.tied_dense import TiedDense
 from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.composite_layer import built
 from tfwd.layers.transformer.formats.published_layer import Published
-from tfwd.layers.transformer.input_checks import InputChecks, TokenIdInputs
+from tfwd.layers.transformer.input_checks import InputChecks
 from tfwd.layers.transformer.t5_stack import T5Stack
+from tfwd.layers.transformer.token_id_inputs import TokenIdInputs
 
 
 @keras.saving.register_keras_serializable("tfwd.transformer")
@@ -132,7 +133,7 @@ class T5(TokenIdInputs, Published):
             self.head = self.dense(vocabulary_size, "head", use_bias=False)
 
     def build(self, inputs_shape: Any, decoder_input_ids_shape: Any = None) -> None:
-        inputs_shape = self.ids_of(inputs_shape)
+        inputs_shape = self.argument_value(inputs_shape)
         built(self.shared, *inputs_shape)
         for layer in (self.encoder, self.decoder, self.head):
             built(layer, *inputs_shape, self.hidden_size)
@@ -167,7 +168,7 @@ class T5(TokenIdInputs, Published):
             mask = checked.mask("mask", mask, ids, ids)
         if decoder_mask is not None:
             decoder_mask = checked.mask("decoder_mask", decoder_mask, decoder_ids, decoder_ids)
-        embedded = checked.marked(self.shared(ids))
+        embedded = checked.nan_if_wrong(self.shared(ids))
         encoded = self.encoder(embedded, mask=mask, training=training)
         if mask is not None and mask.shape.rank == 3:
             mask = tf.reduce_any(mask, axis=1)  # positions that any position attends to
@@ -220,8 +221,8 @@ class T5(TokenIdInputs, Published):
 
     def compute_output_shape(self, inputs_shape: Any, decoder_input_ids_shape: Any = None) -> Any:
         if decoder_input_ids_shape is None:
-            decoder_input_ids_shape = self.ids_of(inputs_shape, "decoder_input_ids")
-        inputs_shape = self.ids_of(inputs_shape)
+            decoder_input_ids_shape = self.argument_value(inputs_shape, "decoder_input_ids")
+        inputs_shape = self.argument_value(inputs_shape)
         after = tuple(decoder_input_ids_shape or inputs_shape)
         logits = (*after, self.vocabulary_size)
         if not self.return_all:

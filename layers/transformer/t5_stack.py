@@ -12,7 +12,8 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.composite_layer import built
 from tfwd.layers.transformer.formats.published_layer import Published
-from tfwd.layers.transformer.input_checks import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks
+from tfwd.layers.transformer.position_mask import position_mask
 from tfwd.layers.transformer.relative_positions import RelativePositions
 from tfwd.layers.transformer.rms_normalization import RMSNormalization
 from tfwd.layers.transformer.t5_layer import T5Layer
@@ -144,7 +145,7 @@ class T5Stack(Published):
             mask = checked.mask("mask", mask, inputs, inputs)
         if context_mask is not None and context is not None:
             context_mask = checked.mask("context_mask", context_mask, context, inputs)
-        inputs = checked.marked(inputs)
+        inputs = checked.nan_if_wrong(inputs)
         attended = self._attended(inputs, mask)
         bias = self.relative_positions(inputs, inputs)
         states = [self.dropped(inputs, training=training)]

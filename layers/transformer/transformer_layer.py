@@ -14,7 +14,7 @@ from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.activations import activation as activation_of
 from tfwd.layers.transformer.attention import MultiHeadAttention, SelfAttention
 from tfwd.layers.transformer.composite_layer import Composite, built
-from tfwd.layers.transformer.input_checks import position_mask
+from tfwd.layers.transformer.position_mask import position_mask
 
 
 class PostNormLayer(Composite):

@@ -11,7 +11,8 @@ from tfwd import _keras
 from tfwd.layers.transformer import composite_layer
 from tfwd.layers.transformer.composite_layer import built
 from tfwd.layers.transformer.formats.published_layer import Published
-from tfwd.layers.transformer.input_checks import InputChecks, position_mask
+from tfwd.layers.transformer.input_checks import InputChecks
+from tfwd.layers.transformer.position_mask import position_mask
 from tfwd.layers.transformer.transformer_layer import TransformerLayer
 
 
@@ -111,7 +112,7 @@ class TransformerStack(Published):
         if mask is not None:  # checked once for all layers
             checked = InputChecks(self)
             mask = checked.mask("mask", mask, inputs, inputs)
-            inputs = checked.marked(inputs)
+            inputs = checked.nan_if_wrong(inputs)
         states = [inputs]
         for i in range(self.num_layers):
             states.append(self.run(states[-1], i, i + 1, mask, training))

@@ -57,7 +57,7 @@ class DecayRate:
         self._is_constant, self._is_variable = number, variable
         self.initial: list[float] = []
 
-    def check_share(self, multiplier: float) -> None:
+    def check_removed_fraction(self, multiplier: float) -> None:
         """Raises a ValueError if one update would remove 100 % of a weight, or more."""
         if self.scale != "absolute" or not self._is_constant:
             return
@@ -69,7 +69,7 @@ class DecayRate:
                 "smaller value, or use scale='learning_rate' as PyTorch and Keras do"
             )
 
-    def note_initial(self, leaves: Sequence[Any]) -> None:
+    def store_initial_rates(self, leaves: Sequence[Any]) -> None:
         """Stores the initial learning rate of each new optimizer.
 
         Raises:
@@ -104,7 +104,7 @@ class DecayRate:
 
         Args:
             leaf: Optimizer that makes the update.
-            leaves: All optimizers that make updates, in the order of `note_initial`.
+            leaves: All optimizers that make updates, in the order of `store_initial_rates`.
             learning_rate: Learning rate of the update.
             dtype: dtype of the result.
         """

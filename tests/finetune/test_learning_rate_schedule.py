@@ -11,7 +11,7 @@ from tfwd.finetune import learning_rate_schedule
 from tfwd.finetune.model import classifier_of, make_model, named_weights
 from tfwd.finetune.program import PROGRAM
 from tfwd.finetune.training_step import make_step
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(10, 0), (10, 1), (10, 4), (7, 6), (1, 0)])
@@ -60,7 +60,7 @@ def test_each_weight_is_updated_at_its_layers_rate(data, pretrained, vocabulary,
     generator = np.random.default_rng(0)
     for variable in weights.values():
         variable.assign(generator.normal(size=variable.shape))
-    step = make_step(config, model, RunState([], 0.01), epoch_steps=10)
+    step = make_step(config, model, StepVariables([], 0.01), epoch_steps=10)
     trained = {id(v): n for n, v in weights.items()}
     names = [trained[id(v)] for v in model.trainable_variables]
     depths = {"encoder/embeddings": 3, "encoder/stack/layer_0": 2, "encoder/stack/layer_1": 1}
@@ -95,7 +95,7 @@ def test_each_weight_is_updated_at_its_layers_rate(data, pretrained, vocabulary,
 
 def test_rates_of_the_first_steps(data, pretrained, vocabulary):
     config = make_config(data, pretrained, training__epochs=5, optimizer__warmup=0.2)
-    step = make_step(config, make_model(config, vocabulary), RunState([], 0.5), epoch_steps=4)
+    step = make_step(config, make_model(config, vocabulary), StepVariables([], 0.5), epoch_steps=4)
     found = []
     for number in range(21):
         step.state.step.assign(number)
@@ -103,6 +103,6 @@ def test_rates_of_the_first_steps(data, pretrained, vocabulary):
     expected = [0.125, 0.25, 0.375, 0.5, *(0.5 * (20 - k) / 16 for k in range(4, 21))]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     config.optimizer.schedule_epochs = 10
-    step = make_step(config, make_model(config, vocabulary), RunState([], 0.5), epoch_steps=4)
+    step = make_step(config, make_model(config, vocabulary), StepVariables([], 0.5), epoch_steps=4)
     assert (step.steps, step.warmup) == (40, 8)
     assert classifier_of(step.model) is step.model

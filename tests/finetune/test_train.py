@@ -125,11 +125,11 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
         scores = {"accuracy": accuracy, "macro_f1": 0.5, "loss": None, "majority": majority}
         return {"texts": {"valid": scores, "test": {**scores, "loss": float(own.seed)}}}
 
-    from tfwd.finetune.commands.train import compare_summary
+    from tfwd.finetune.commands.train import numbers_to_compare
 
     monkeypatch.setattr(train_command, "train", made)
     outcomes = several_seeds.train(
-        PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), compare_summary
+        PROGRAM, config, str(tmp_path / "many"), 3, StopRequest(), numbers_to_compare
     )
     assert [outcome.seed for outcome in outcomes] == [0, 1, 2] and config.seed == 0
     assert [bool(outcome.failed) for outcome in outcomes] == [True, False, False]
@@ -144,19 +144,22 @@ def test_several_seeds(data, pretrained, tmp_path, capsys, monkeypatch):
 @rest
 def test_several_seeds_in_truth(data, pretrained, tmp_path, capsys):
     config = make_config(data, pretrained, training__epochs=1)
-    from tfwd.finetune.commands.train import compare_summary
+    from tfwd.finetune.commands.train import numbers_to_compare
 
     workdir = str(tmp_path / "two")
-    outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compare_summary)
+    outcomes = several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), numbers_to_compare)
     assert outcomes[0].numbers != outcomes[1].numbers
     assert summary(tmp_path / "two" / "seed-1") != summary(tmp_path / "two" / "seed-0")
     capsys.readouterr()
     assert (
-        several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), compare_summary) == outcomes
+        several_seeds.train(PROGRAM, config, workdir, 2, StopRequest(), numbers_to_compare)
+        == outcomes
     )
     assert capsys.readouterr().out.count("is finished; this is its report") == 2
     with pytest.raises(UserError, match="holds a single run"):
-        several_seeds.train(PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), compare_summary)
+        several_seeds.train(
+            PROGRAM, config, f"{workdir}/seed-0", 2, StopRequest(), numbers_to_compare
+        )
 
 
 @rest

@@ -8,7 +8,7 @@ import tensorflow as tf
 from check_finite_passes import COLUMNS, ROWS, SIZE, both_ways, function, line, planted, said
 from tables_by_make_target import with_slow_rest
 
-from tfwd import finite
+from tfwd import current_watch
 from tfwd.layers import CheckFinite
 
 BAD = {"NaN": math.nan, "+Inf": math.inf, "-Inf": -math.inf}
@@ -136,13 +136,13 @@ def test_xla_is_refused_where_it_would_drop_the_error():
 
 
 def test_it_does_nothing_where_every_layer_is_looked_at():
-    finite.here.watch = object()
+    current_watch.here.watch = object()
     try:
         for mode in MODES:
             bad = planted(math.nan)
             assert bits(function(CheckFinite(), mode)(bad)) == bits(bad)
     finally:
-        del finite.here.watch
+        del current_watch.here.watch
     with pytest.raises(tf.errors.InvalidArgumentError):
         CheckFinite()(bad)
 

@@ -13,9 +13,9 @@ from tfwd.lm.commands.train import train
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.training_step import TrainStep
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import optimizer as optimizers
 from tfwd.runs.training.optimizer import find_weight_decay, make_optimizer
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.training.stop_signals import Stopped, StopRequest
 
 INPUTS = tf.constant([[1, 2, 3, 1], [5, 6, 2, 2]], tf.int32)
@@ -28,7 +28,7 @@ WITH_RATE = [name for name in optimizers.ADDONS if name != "tfa.COCOB"]
 
 def make(optimizer, policy="float32"):
     model = LanguageModel(7, 4, (6, 4), seed=3, dtype_policy=policy)
-    return TrainStep(model, optimizer, RunState(model.zero_state(2), RATE))
+    return TrainStep(model, optimizer, StepVariables(model.zero_state(2), RATE))
 
 
 def weights(step):

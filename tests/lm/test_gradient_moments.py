@@ -9,14 +9,14 @@ from tfwd import _keras
 from tfwd.lm.gradient_moments import GradientMeter
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 pytestmark = SOAK_ON_KERAS_2
 
 
-def make(**kwargs: float) -> tuple[LanguageModel, RunState]:
+def make(**kwargs: float) -> tuple[LanguageModel, StepVariables]:
     model = LanguageModel(7, embedding_dim=4, hidden_units=(5, 4), seed=1, **kwargs)
-    state = RunState(model.zero_state(3), 1.0)
+    state = StepVariables(model.zero_state(3), 1.0)
     for pair in state.carried:
         for tensor in pair:
             tensor.assign(tf.random.stateless_normal(tensor.shape, [1, 2]))

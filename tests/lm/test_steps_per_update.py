@@ -13,8 +13,8 @@ from stack_marks import SLOW_ON_KERAS_2, once
 from tfwd import _keras
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.training_step import TrainStep
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.optimizer import make_optimizer
+from tfwd.runs.training.step_variables import StepVariables
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -30,7 +30,7 @@ def window(number: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 def make(**options: Any) -> TrainStep:
     model = LanguageModel(7, 4, (6, 4), seed=3)
-    state = RunState(model.zero_state(2), 0.5)
+    state = StepVariables(model.zero_state(2), 0.5)
     return TrainStep(model, make_optimizer("sgd", 0.5), state, **options)
 
 

@@ -11,8 +11,8 @@ from tfwd.lm import training_step as train_step
 from tfwd.lm.data import text_windows
 from tfwd.lm.model import LanguageModel
 from tfwd.lm.training_step import TrainStep
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.optimizer import make_optimizer
+from tfwd.runs.training.step_variables import StepVariables
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -22,7 +22,7 @@ TARGETS = tf.constant([[2, 3, 1, 0], [6, 2, 2, 4]], tf.int32)
 
 def make(rate=0.5, optimizer="sgd", policy="float32", model=None, **options):
     model = LanguageModel(7, 4, (6, 4), seed=3, dtype_policy=policy, **(model or {}))
-    state = RunState(model.zero_state(2), rate)
+    state = StepVariables(model.zero_state(2), rate)
     made = make_optimizer(optimizer, rate, dtype_policy=policy)
     return TrainStep(model, made, state, **options)
 
@@ -100,7 +100,7 @@ def test_rows_of_an_embedding_that_is_only_looked_up(tied):
     """Checks rows of an embedding: the window has no 0 and no 4; a tied gradient is dense."""
     model = LanguageModel(7, 4, (6, 4), seed=3, tie_weights=tied)
     made = make_optimizer("sgd", 0.0, weight_decay=0.5, decay_scale="absolute", decay_sparse="rows")
-    step = TrainStep(model, made, RunState(model.zero_state(2), 1e-30), sparse=True)
+    step = TrainStep(model, made, StepVariables(model.zero_state(2), 1e-30), sparse=True)
     (table,) = (v for v in model.trainable_variables if _keras.variables.name(v) == "embeddings")
     old = table.numpy()
     step(INPUTS, TARGETS)

@@ -46,7 +46,7 @@ BY_HAND = "tests/layers/transformer/test_numpy_encoders.py"
 RECURRENCE = ("tests/test_recurrence.py",)
 EXAMPLES = ("tests/test_example_masks.py",)
 PER_EXAMPLE = "tests/layers/test_per_example.py"
-LOCKSTEP = "tfwd/_keras_shared/chief_broadcast.py"
+LOCKSTEP = "tfwd/_keras_shared/worker_lockstep.py"
 SHARED = ("tests/distribute/test_load.py",)
 GAINS = "tests/layers/test_weight_norm_gain.py"
 
@@ -266,8 +266,8 @@ DEFECTS = [
     Defect(
         "the seed of a weight depends on the names of the layers it is in",
         "layers/_substitution/substituted_call.py",
-        "draws.seeds_of(state, [target.position for target, _ in targeted])",
-        "draws.seeds_of(state, [sum(map(ord, target.path)) for target, _ in targeted])",
+        "draws.seeds_from_state(state, [target.position for target, _ in targeted])",
+        "draws.seeds_from_state(state, [sum(map(ord, target.path)) for target, _ in targeted])",
         conformance("draws", "whatever_was_built and (Dense or Sequential)"),
     ),
     Defect(

@@ -11,14 +11,14 @@ from planted_nan_models import data
 from stack_marks import SLOW_ON_KERAS_2
 
 from tfwd.numerics.bad_step_policy import repeated_failure_hint
-from tfwd.numerics.bad_step_report import Cause, Measurement, Report
+from tfwd.numerics.bad_step_report import Cause, Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.recurrent import growing_state
 from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import _with_integers, _with_sources
-from tfwd.numerics.tensor_measurements import measure_tensor
+from tfwd.numerics.tensor_measurements import Measurement, measure_tensor
 
 pytestmark = SLOW_ON_KERAS_2
 layers = keras.layers

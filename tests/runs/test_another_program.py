@@ -17,17 +17,17 @@ from tfwd._keras import training as _keras_training
 from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Score
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.settings.config import Schema
 from tfwd.runs.settings.config_keys import OPTIMIZER_KEYS, TRAINING_KEYS, Key, MayChange
 from tfwd.runs.settings.validators import COUNT, FLAG, NOT_NEGATIVE, SEED
 from tfwd.runs.storage import trained_model
 from tfwd.runs.storage.file_access import write_file
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.sweeps import tune_command
 from tfwd.runs.sweeps.sweep import Sweep
 from tfwd.runs.training import train_command
 from tfwd.runs.training.optimizer import find_averaging, make_optimizer
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.trainer import Trainer
 from tfwd.tuning import Float
@@ -119,7 +119,7 @@ class LineTrainer(Trainer):
         self.points = data
         model, state = (
             program.make_model(config, data.vocabulary),
-            RunState([], config.optimizer.learning_rate),
+            StepVariables([], config.optimizer.learning_rate),
         )
         optimizer = make_optimizer(config.optimizer.name, config.optimizer.learning_rate)
         step = Step(model, state, optimizer, workers)

@@ -35,7 +35,7 @@ def meet(clusters: list[Cluster], seconds: float = 10.0) -> list[str]:
     def work(place: int) -> None:
         try:
             rendezvous.meet(clusters[place], seconds)
-        except (UserError, rendezvous.Late) as error:
+        except (UserError, rendezvous.WorkerMissing) as error:
             found[place] = f"{type(error).__name__}: {error}"
 
     threads = [threading.Thread(target=work, args=[n]) for n in range(len(clusters))]
@@ -91,7 +91,7 @@ def test_the_chief_may_come_last() -> None:
 
 def test_a_missing_worker_is_named_to_all() -> None:
     those = addresses(3)
-    line = f"Late: after 1 seconds, no message from worker 1 ({those[1]})"
+    line = f"WorkerMissing: after 1 seconds, no message from worker 1 ({those[1]})"
     assert meet([Cluster(those, 0), Cluster(those, 2)], seconds=1.0) == [line, line]
 
 
@@ -100,7 +100,7 @@ def test_a_missing_chief_is_named() -> None:
     those = addresses(3)
     for found in meet([Cluster(those, 1), Cluster(those, 2)], seconds=1.0):
         assert found.startswith(
-            f"Late: after 1 seconds, no message from the chief, worker 0 ({those[0]})"
+            f"WorkerMissing: after 1 seconds, no message from the chief, worker 0 ({those[0]})"
         )
 
 

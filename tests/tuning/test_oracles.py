@@ -182,7 +182,7 @@ def test_who_waits_and_dies_is_forgotten(tmp_path):
     assert oracle.create_trial("two").status == "IDLE"
     clock.now = 20
     oracle.get_trial(trial.trial_id)
-    oracle.release_lost()
+    oracle.release_trials_of_lost_workers()
     assert oracle.tuner_ids == {"one"}
 
 
@@ -205,7 +205,7 @@ def test_a_result_that_comes_while_the_trial_waits_is_taken(tmp_path):
     oracle = make(tmp_path, timeout=10, clock=clock, max_trials=1)
     trial = oracle.create_trial("one")
     clock.now = 20
-    oracle.release_lost()
+    oracle.release_trials_of_lost_workers()
     end(oracle, trial)
     assert oracle.create_trial("two").status == "STOPPED" and oracle.end_order == ["0"]
 

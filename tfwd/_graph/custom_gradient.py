@@ -56,7 +56,7 @@ def custom_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
         for result in tf.nest.flatten(results):
             if _is_symbolic(result):  # all results come from one operation
                 _hand_over(result.graph, result.op.get_attr("_gradient_op_type").decode())
-                follow(result.graph)
+                hand_over_gradients(result.graph)
                 break
         return results
 
@@ -92,7 +92,7 @@ def registered() -> set[str]:
     return {name for name in names if name.startswith(_PREFIX)}
 
 
-def find(name: str) -> Callable[..., Any]:
+def registered_gradient(name: str) -> Callable[..., Any]:
     """Returns the gradient that was registered under a name, instead of a weak reference."""
     found = ops.gradient_registry.lookup(name)
     return found.held() or found if hasattr(found, "held") else found
@@ -141,12 +141,13 @@ def _reference(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
     return referred
 
 
-# The custom gradients that were in the table at the last call of `follow`, and its newest entry.
+# The custom gradients that were in the table at the last call of `hand_over_gradients`, and its
+# newest entry.
 _known: set[str] = set()
 _last: str | None = None
 
 
-def follow(graph: tf.Graph | None = None) -> None:
+def hand_over_gradients(graph: tf.Graph | None = None) -> None:
     """Hands over gradients of other code that were traced in a graph, around it or inside it.
 
     One such entry of the table would keep the graph and all its tensors alive.

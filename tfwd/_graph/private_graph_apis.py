@@ -101,7 +101,7 @@ def has_users_gradient(node: Any) -> bool:
     if not kind.startswith("CustomGradient"):
         return False
     # TensorFlow wraps a user's function in its own functions.
-    registered = custom_gradient.find(kind)
+    registered = custom_gradient.registered_gradient(kind)
     inside = [f for around in _enclosed(registered) for f in _enclosed(around)]
     return not any(str(getattr(f, "__module__", "")).startswith("tfwd.") for f in inside)
 

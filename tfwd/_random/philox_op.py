@@ -34,7 +34,8 @@ def random_words(
         A tensor of the given shape and dtype.
 
     Example:
-        >>> words([3], key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)).numpy().tolist()
+        >>> key, counter = key_of(tf.constant([1, 2])), constant((0, 0), tf.uint64)
+        >>> random_words([3], key, counter).numpy().tolist()
         [93904442, -1731035090, 655331230]
 
     References: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). TensorFlow's

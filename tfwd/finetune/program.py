@@ -11,7 +11,7 @@ from tfwd.finetune.config import SCHEMA
 from tfwd.finetune.data.corpus import Corpus, read_corpus
 from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.scores import LOSS
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.storage.trained_model import TrainedModel
 from tfwd.runs.storage.trained_model import load as load_saved

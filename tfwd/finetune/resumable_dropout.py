@@ -43,7 +43,7 @@ class Dropout(keras.layers.Layer):
         if not training or not self.rate:
             return inputs
         caller_detection.check_not_recomputed(self.name)
-        (seed,) = self.draws.seeds_of(self.draws.next(True), [0])
+        (seed,) = self.draws.seeds_from_state(self.draws.next(True), [0])
         shape, dtype = tf.shape(inputs), inputs.dtype
         part = global_batch_rows.current()
         if part is not None:

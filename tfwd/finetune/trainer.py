@@ -20,11 +20,11 @@ from tfwd.finetune.training_step import make_step
 from tfwd.optimizers import DecoupledWeightDecay
 from tfwd.optimizers._updates.decay_rules import DecayRow, DecayTable
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.training.stop_signals import StopRequest
-from tfwd.runs.workers.settings_agreement import check_batch_size
+from tfwd.runs.workers.worker_agreement import check_batch_size
 from tfwd.runs.workers.worker_group import Workers
 
 
@@ -64,7 +64,7 @@ class Trainer(trainer.Trainer):
             encoder = classifier_of(model).encoder
             missing = pretrained_folder.load_weights(encoder, config.model.pretrained)
             reinitialize(model, config.model.reinitialize_layers, missing, config.seed)
-        state = RunState([], config.optimizer.learning_rate)
+        state = StepVariables([], config.optimizer.learning_rate)
         step = make_step(config, model, state, len(self._sizes), workers)
         self._schedule = step
         self._predict = Predictor(

@@ -13,9 +13,9 @@ from tfwd import _keras
 from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finetune import learning_rate_schedule
 from tfwd.finetune.model import classifier_of, named_weights
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import step
 from tfwd.runs.training.optimizer import optimizer_and_options
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.workers.worker_group import Workers
 
 
@@ -23,8 +23,8 @@ class TrainStep(step.TrainStep):
     """Training step on a batch: `step(ids, labels)` with int32 `[batch, positions]` and `[batch]`.
 
         nats   = -log softmax(logits)[label]
-        rate   = state.learning_rate * schedule.factor(state.step)
-        rate_v = rate * schedule.layer_factors[v]    for a weight v
+        rate   = state.learning_rate * learning_rate_schedule.factor(state.step)
+        rate_v = rate * learning_rate_schedule.layer_factors[v]    for a weight v
 
     Weight decay with `scale="learning_rate"` or "schedule" uses rate_v. Batch sizes and lengths are
     unknown in the signature, so the step is traced once.
@@ -34,7 +34,7 @@ class TrainStep(step.TrainStep):
         steps: int. The number of steps of the schedule.
         warmup: int. The number of steps in which the rate rises.
         linear: bool. True lowers the rate after the warm-up. False keeps the rate constant.
-        layer_decay: float. The argument `decay` of `schedule.layer_factors`.
+        layer_decay: float. The argument `decay` of `learning_rate_schedule.layer_factors`.
         **options: further arguments of `tfwd.runs.training.step.TrainStep`.
     """
 
@@ -42,7 +42,7 @@ class TrainStep(step.TrainStep):
         self,
         model: Any,
         optimizer: Any,
-        state: RunState,
+        state: StepVariables,
         *,
         steps: int,
         warmup: int = 0,
@@ -89,7 +89,7 @@ class TrainStep(step.TrainStep):
 def make_step(
     config: ml_collections.ConfigDict,
     model: Any,
-    state: RunState,
+    state: StepVariables,
     epoch_steps: int,
     workers: Workers | None = None,
 ) -> TrainStep:
@@ -98,7 +98,7 @@ def make_step(
     Args:
         config: the whole configuration.
         model: the model, from `model.make_model`.
-        state: the `RunState` that the step changes.
+        state: the `StepVariables` that the step changes.
         epoch_steps: int. The steps of an epoch.
         workers: the `Workers` that train together. A single process by default.
 

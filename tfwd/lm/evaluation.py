@@ -65,7 +65,7 @@ class Evaluator:
         """Computes the mean loss over all of `columns`.
 
         Args:
-            columns: int32 `[batch_size, n + 1]`, from `stream.columns`.
+            columns: int32 `[batch_size, n + 1]`, from `text_windows.columns`.
             window: int. Steps per call. It affects the memory, but not the result.
             stop: function that is called after each window. `True` ends the evaluation.
 

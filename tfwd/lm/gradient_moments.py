@@ -17,7 +17,7 @@ from tfwd._graph import stateless_call
 from tfwd.gradients import statistics
 from tfwd.lm.losses import token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 
 class GradientMeter:
@@ -25,10 +25,10 @@ class GradientMeter:
 
     Args:
         model: the model.
-        state: the `RunState` with the state that is carried from window to window.
+        state: the `StepVariables` with the state that is carried from window to window.
     """
 
-    def __init__(self, model: LanguageModel, state: RunState):
+    def __init__(self, model: LanguageModel, state: StepVariables):
         self._model = _Logits(model)
         self._variables = model.trainable_variables
         self._state = state

@@ -12,7 +12,7 @@ from tfwd.lm.data.corpus import Corpus, read_corpus
 from tfwd.lm.data.vocabulary import Vocabulary
 from tfwd.lm.losses import PERPLEXITY
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.storage.trained_model import TrainedModel
 from tfwd.runs.storage.trained_model import load as load_saved

@@ -17,11 +17,11 @@ from tfwd.lm.model import make_model
 from tfwd.lm.training_step import make_step
 from tfwd.runs.storage.data_fingerprint import fingerprint
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import trainer
 from tfwd.runs.training.display import Display
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.training.stop_signals import StopRequest
-from tfwd.runs.workers.settings_agreement import check_batch_size
+from tfwd.runs.workers.worker_agreement import check_batch_size
 from tfwd.runs.workers.worker_group import Workers
 
 
@@ -61,7 +61,7 @@ class Trainer(trainer.Trainer):
             for name, ids in texts.items()
         }
         model = make_model(config, vocabulary_size)
-        state = RunState(model.zero_state(data.batch_size), config.optimizer.learning_rate)
+        state = StepVariables(model.zero_state(data.batch_size), config.optimizer.learning_rate)
         step = make_step(config, model, state, workers)
         self._gradients = GradientMeter(model, state) if config.gradients.every else None
         self._evaluator = Evaluator(model, data.eval_batch_size, workers)

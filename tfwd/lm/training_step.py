@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tfwd.lm.losses import activation_penalty, token_nats
 from tfwd.lm.model import LanguageModel
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import step
 from tfwd.runs.training.optimizer import optimizer_and_options
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.workers.worker_group import Workers
 
 
@@ -39,7 +39,7 @@ class TrainStep(step.TrainStep):
         self,
         model: LanguageModel,
         optimizer: keras.optimizers.Optimizer,
-        state: RunState,
+        state: StepVariables,
         *,
         alpha: float = 0.0,
         beta: float = 0.0,
@@ -72,7 +72,7 @@ class TrainStep(step.TrainStep):
 def make_step(
     config: ml_collections.ConfigDict,
     model: LanguageModel,
-    state: RunState,
+    state: StepVariables,
     workers: Workers | None = None,
 ) -> TrainStep:
     """Makes the training step of a configuration, with a new optimizer.
@@ -80,7 +80,7 @@ def make_step(
     Args:
         config: the whole configuration.
         model: the model, from `model.make_model`.
-        state: the `RunState` that the step changes.
+        state: the `StepVariables` that the step changes.
         workers: the `Workers` that train together. A single process by default.
 
     Raises:

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.monte_carlo.input_batches import batches_of, positive
-from tfwd.monte_carlo.mean_and_deviation import Sums, concatenated, dense
+from tfwd.monte_carlo.mean_and_deviation import SampleStatistics
 from tfwd.monte_carlo.model_function import Sampled
+from tfwd.monte_carlo.output_batches import concatenated, dense
 from tfwd.parametrizations.parametrized_layers import ParametrizedLayer, parametrized_layers
 
 # All threads share the counters of a model. Predictions therefore run one at a time.
@@ -128,15 +129,15 @@ def predict_samples(
         sampled = Sampled(model, drawing, bool(training))
         with sampled.restored():
             for batch in batches:
-                sums = Sums(return_samples)
+                statistics = SampleStatistics(return_samples)
                 sampled.begin()
                 for _ in range(n):
                     structure = sampled.predict(batch)
-                    sums.add([dense(leaf) for leaf in tf.nest.flatten(structure)])
+                    statistics.add([dense(leaf) for leaf in tf.nest.flatten(structure)])
                     bar.add(1)
-                means.append(sums.means())
-                deviations.append(sums.deviations())
-                samples.append(sums.samples())
+                means.append(statistics.means())
+                deviations.append(statistics.deviations())
+                samples.append(statistics.samples())
     if not means:
         raise ValueError("x has no batches: pass a dataset that yields at least one batch")
     if goal is None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfwd.numerics.checked_tensors import BACKWARD, KINDS, Frame
-from tfwd.numerics.tensor_measurements import Detail
+from tfwd.numerics.tensor_measurements import Detail, Measurement
 
 WIDTH = 100
 COUNTED = "Rows, columns and time steps are counted from 0; steps, epochs and batches from 1."
@@ -34,20 +34,6 @@ class Cause(NamedTuple):
     name: str
     evidence: str
     advice: str
-
-
-class Measurement(NamedTuple):
-    """Frame with its measurement."""
-
-    frame: Frame
-    detail: Detail
-
-    @property
-    def is_finite(self) -> bool:
-        """Returns True if all elements are finite, and a learning rate is not negative."""
-        if self.frame.kind == "learning rate" and self.detail.low < 0:
-            return False
-        return self.detail.summary.non_finite == 0
 
 
 class Report:

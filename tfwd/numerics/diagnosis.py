@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.bad_step_report import Measurement, Report
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.checked_tensors import Frame, named, stored_values
-from tfwd.numerics.tensor_measurements import Detail, measure_tensor, of_argument
+from tfwd.numerics.tensor_measurements import Detail, Measurement, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
 

@@ -11,13 +11,13 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfwd import _keras
-from tfwd.numerics.bad_step_report import Measurement, Report
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.layers_by_pattern import Patterns
 from tfwd.numerics.step_watch import Watch
-from tfwd.numerics.tensor_measurements import PACKED, packed, unpacked
+from tfwd.numerics.tensor_measurements import PACKED, Measurement, packed, unpacked
 
 _KINDS = {
     "inputs": ("argument", "input"),

@@ -19,7 +19,8 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import call_interception
-from tfwd.finite import can_be_non_finite, here
+from tfwd.current_watch import here
+from tfwd.finite import can_be_non_finite
 from tfwd.numerics.checked_tensors import Frame
 
 # These layers only move elements of their inputs, which were checked before.

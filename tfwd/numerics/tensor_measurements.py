@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
 from tfwd.finite import Summary, summarize
+from tfwd.numerics.checked_tensors import Frame
 
 
 class Detail(NamedTuple):
@@ -52,6 +53,20 @@ class Detail(NamedTuple):
             int(self.width),
             *(np.asarray(flags) for flags in self[4:]),
         )
+
+
+class Measurement(NamedTuple):
+    """Frame with its measurement."""
+
+    frame: Frame
+    detail: Detail
+
+    @property
+    def is_finite(self) -> bool:
+        """Returns True if all elements are finite, and a learning rate is not negative."""
+        if self.frame.kind == "learning rate" and self.detail.low < 0:
+            return False
+        return self.detail.summary.non_finite == 0
 
 
 def measure_tensor(tensor: Any) -> Detail:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import rates
+from tfwd import parametrization_rates
 from tfwd._random import dropout_and_noise, example_masks, masks_and_normals
 from tfwd.parametrizations.base import Parametrization, copy_with
 
@@ -63,12 +63,12 @@ class Dropout(Parametrization):
 
     def __init__(
         self,
-        rate: rates.Scalar,
+        rate: parametrization_rates.Scalar,
         *,
         noise_shape: Sequence[int | None] | None = None,
         per_example: bool = False,
     ) -> None:
-        self.rate = rates.as_float_if_known(rate)
+        self.rate = parametrization_rates.as_float_if_known(rate)
         self.noise_shape = None if noise_shape is None else tuple(noise_shape)
         self.per_example = bool(per_example)
         if self.per_example and self.noise_shape is not None:
@@ -100,10 +100,10 @@ class Dropout(Parametrization):
         return example_masks.dropped(weight, self.rate, seed, count)
 
     def at(self, call: tf.Tensor) -> Dropout:
-        return copy_with(self, rate=rates.read(self.rate, call, below=1.0))
+        return copy_with(self, rate=parametrization_rates.read(self.rate, call, below=1.0))
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
-        rates.check(where, "rate", self.rate, below=1.0)
+        parametrization_rates.check(where, "rate", self.rate, below=1.0)
         if shape is None or self.noise_shape is None:
             return
         fits = len(shape) == len(self.noise_shape) and all(
@@ -118,13 +118,13 @@ class Dropout(Parametrization):
     @property
     def is_identity(self) -> bool:
         return (
-            rates.is_number(self.rate)
+            parametrization_rates.is_number(self.rate)
             and masks_and_normals.keep_probability(float(self.rate)) == 1.0
         )
 
     def get_config(self) -> dict[str, Any]:
         return {
-            "rate": rates.serialized(self.rate),
+            "rate": parametrization_rates.serialized(self.rate),
             "noise_shape": self.noise_shape,
             "per_example": self.per_example,
         }

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import dtypes, rates
+from tfwd import dtypes, parametrization_rates
 from tfwd._random import dropout_and_noise
 from tfwd.parametrizations.base import Parametrization, copy_with
 
@@ -67,11 +67,11 @@ class GaussianNoise(Parametrization):
     elementwise = True
 
     def __init__(
-        self, stddev: rates.Scalar, *, start_call: int = 0, scale: str = "absolute"
+        self, stddev: parametrization_rates.Scalar, *, start_call: int = 0, scale: str = "absolute"
     ) -> None:
         if scale not in SCALES:
             raise ValueError(f"GaussianNoise: scale={scale!r}: expected one of {', '.join(SCALES)}")
-        self.stddev = rates.as_float_if_known(stddev)
+        self.stddev = parametrization_rates.as_float_if_known(stddev)
         self.start_call = start_call
         self.scale = scale
         self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
@@ -93,7 +93,7 @@ class GaussianNoise(Parametrization):
         wide = tf.cast(tf.stop_gradient(raw), dtypes.wide(raw.dtype))
         return copy_with(self, _deviation=tf.math.reduce_std(wide))
 
-    def _stddev(self, weight: tf.Tensor | None) -> rates.Scalar:
+    def _stddev(self, weight: tf.Tensor | None) -> parametrization_rates.Scalar:
         """Returns the standard deviation of the noise."""
         if self.scale == "absolute":
             return self.stddev
@@ -104,19 +104,19 @@ class GaussianNoise(Parametrization):
                     "whole weight: call of_weight(weight) first"
                 )
             return self.of_weight(weight)._stddev(None)
-        if rates.is_number(self.stddev):
+        if parametrization_rates.is_number(self.stddev):
             return self.stddev * self._deviation
         return tf.cast(self.stddev, self._deviation.dtype) * self._deviation
 
     def at(self, call: tf.Tensor) -> GaussianNoise:
-        stddev = rates.read(self.stddev, call, below=math.inf)
+        stddev = parametrization_rates.read(self.stddev, call, below=math.inf)
         if self.start_call > 0 and not self.is_identity:
             started = tf.cast(call >= self.start_call, tf.float32)
             stddev = tf.stop_gradient(tf.cast(stddev, tf.float32) * started)
         return copy_with(self, stddev=stddev, start_call=0)
 
     def check(self, where: str, shape: tuple[int, ...] | None = None) -> None:
-        rates.check(where, "stddev", self.stddev, below=math.inf)
+        parametrization_rates.check(where, "stddev", self.stddev, below=math.inf)
         if not isinstance(self.start_call, int) or self.start_call < 0:
             raise ValueError(
                 f"{where}: start_call must be an integer of at least 0, got {self.start_call!r}"
@@ -124,7 +124,7 @@ class GaussianNoise(Parametrization):
 
     @property
     def is_identity(self) -> bool:
-        return rates.is_number(self.stddev) and float(self.stddev) == 0.0
+        return parametrization_rates.is_number(self.stddev) and float(self.stddev) == 0.0
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Parametrization:
@@ -133,7 +133,7 @@ class GaussianNoise(Parametrization):
 
     def get_config(self) -> dict[str, Any]:
         return {
-            "stddev": rates.serialized(self.stddev),
+            "stddev": parametrization_rates.serialized(self.stddev),
             "start_call": self.start_call,
             "scale": self.scale,
         }

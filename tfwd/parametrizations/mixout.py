@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfwd import pretrained, rates
+from tfwd import parametrization_rates, pretrained
 from tfwd._random import dropout_and_noise
 from tfwd.parametrizations.base import copy_with
 from tfwd.parametrizations.dropout import Dropout
@@ -71,7 +71,7 @@ class Mixout(Dropout):
 
     def __init__(
         self,
-        rate: rates.Scalar,
+        rate: parametrization_rates.Scalar,
         *,
         towards: Any = "start",
         noise_shape: Sequence[int | None] | None = None,

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras, rates
+from tfwd import _keras, parametrization_rates
 from tfwd.parametrizations.base import Parametrization
 from tfwd.parametrizations.parametrized_layers import parametrized_layers
 
@@ -112,7 +112,9 @@ def table(model: keras.Layer) -> WeightTable:
         calls = int(layer.draws.calls)
         for weight in layer.weights:
             target = weight.target
-            with rates.named_in_errors(f"weight '{target.name}' of layer '{layer.name}'"):
+            with parametrization_rates.named_in_errors(
+                f"weight '{target.name}' of layer '{layer.name}'"
+            ):
                 text = described(weight.parametrization, calls)
             shape = tuple(target.variable.shape)
             rows.append(WeightRow(weight.pattern, target.name, shape, text, layer.name, calls))
@@ -148,7 +150,9 @@ def _element(element: Parametrization, present: Parametrization) -> str:
         other = getattr(present, name, value)
         if tf.is_tensor(other) and other is not value and other.shape.rank == 0:
             number = float(other)
-            if not (rates.is_number(value) and np.float32(value) == np.float32(number)):
+            if not (
+                parametrization_rates.is_number(value) and np.float32(value) == np.float32(number)
+            ):
                 now.append((name, f"{number:.4g}"))
     text = f"{type(element).__name__}({', '.join(arguments)})"
     values = [number if len(now) == 1 else f"{name} {number}" for name, number in now]
@@ -161,7 +165,7 @@ def _is_same(value: Any, default: Any) -> bool:
 
 def _value(value: Any) -> str:
     """Returns a short text of an argument."""
-    if rates.is_number(value):
+    if parametrization_rates.is_number(value):
         return f"{value:.6g}"
     if isinstance(value, (str, bool, tuple, list)) or value is None:
         return repr(value)

@@ -13,7 +13,7 @@ import keras
 
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
-from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatures
+from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatureOrder
 from tfwd.pretrained.layouts import Layout
 from tfwd.pretrained.target_variables import Target
 
@@ -69,8 +69,8 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
         return (orders.outputs if rank == 1 and name == "bias" else None), None
-    inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatures) and rank else None
-    outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatures) and rank else None
+    inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatureOrder) and rank else None
+    outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatureOrder) and rank else None
     if rank == 2 or (rank == 1 and isinstance(owner, ORDER_PRESERVING_LAYERS)):
         return orders.inputs, outputs
     return inputs, outputs

@@ -7,7 +7,7 @@ import math
 import keras
 
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
-from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatures
+from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatureOrder
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import MATRICES, feature_orders, is_known_layout
@@ -59,7 +59,7 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             "is flattened before the layer"
         )
     orders_of_axes = (inputs, outputs)
-    unknown = next((o for o in orders_of_axes if isinstance(o, UnknownFeatures)), None)
+    unknown = next((o for o in orders_of_axes if isinstance(o, UnknownFeatureOrder)), None)
     if unknown is None:
         return None
     start = f"'{target.path}': {unknown.reason}, and PyTorch flattens channels first: "

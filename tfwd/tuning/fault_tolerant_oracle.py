@@ -75,7 +75,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
     @keras_tuner.synchronized
     def create_trial(self, tuner_id: str) -> Trial:
         self._asked[tuner_id] = self._clock()
-        self.release_lost(besides=tuner_id)
+        self.release_trials_of_lost_workers(besides=tuner_id)
         trial = super().create_trial(tuner_id)
         if trial.status == TrialStatus.RUNNING:
             self._seen[trial.trial_id] = self._clock()
@@ -101,7 +101,7 @@ class FaultTolerantOracle(keras_tuner.Oracle):
         return super().get_trial(trial_id)
 
     @keras_tuner.synchronized
-    def release_lost(self, besides: str = "") -> None:
+    def release_trials_of_lost_workers(self, besides: str = "") -> None:
         """Makes the trials of lost workers available to the next worker that asks."""
         if self._timeout is None:
             return

@@ -202,7 +202,7 @@ def _watched_workers(oracle: FaultTolerantOracle) -> Iterator[None]:
             if oracle.failure is not None:
                 _thread.interrupt_main()
                 return
-            oracle.release_lost()
+            oracle.release_trials_of_lost_workers()
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

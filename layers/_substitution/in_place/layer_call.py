@@ -262,7 +262,7 @@ class _PresentDraws:
         """Returns the number of the running call. The outermost layer has counted the call."""
         return running_calls.by_owner()[self._owner].state
 
-    def seeds_of(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
+    def seeds_from_state(self, state: tf.Tensor, positions: list[int]) -> list[tf.Tensor]:
         """Returns the seeds of the weights at some positions."""
         present = running_calls.by_owner()[self._owner].seeds
         return [present[position] for position in positions]

@@ -93,7 +93,7 @@ class InPlace:
         else:
             state = replay.state(self, lambda: self.draws.next(training))
         positions = [target.position for target, _ in self.targeted]
-        seeds = self.draws.seeds_of(state, positions)
+        seeds = self.draws.seeds_from_state(state, positions)
         return running_calls.RunningCall(
             state, dict(zip(positions, seeds, strict=True)), training, frozenset(), {}
         )

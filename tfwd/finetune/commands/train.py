@@ -48,12 +48,12 @@ def main(values: flags.FlagValues) -> int:
         PROGRAM,
         values,
         lambda stop, workers: several_seeds.train(
-            PROGRAM, config, workdir, count, stop, compare_summary, workers
+            PROGRAM, config, workdir, count, stop, numbers_to_compare, workers
         ),
     )
 
 
-def compare_summary(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
+def numbers_to_compare(summary: dict[str, Any]) -> tuple[dict[str, float], str]:
     """Returns the numbers to compare between seeds, and why a run failed ("" if it succeeded).
 
     A run has failed if its best weights have no higher validation accuracy than a classifier that

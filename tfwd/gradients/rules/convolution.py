@@ -39,7 +39,7 @@ def biased(layer: Any, call: Call, z: tf.Tensor) -> tf.Tensor:
     return z + tf.reshape(call.value(layer.bias), shape)
 
 
-def geometry(layer: Any) -> tuple:
+def window_arguments(layer: Any) -> tuple:
     """Returns the arguments of `windows` for a layer."""
     rank = layer.rank
     strides = layer.strides if isinstance(layer.strides, tuple) else (layer.strides,) * rank
@@ -72,7 +72,7 @@ def conv(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
 
 def _kernel(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
-    under = tf.stack(windows(x, *geometry(layer)), axis=-2)  # [B, *positions, K, C]
+    under = tf.stack(windows(x, *window_arguments(layer)), axis=-2)  # [B, *positions, K, C]
     entries, channels, groups = under.shape[-2], under.shape[-1] // layer.groups, layer.groups
     shape = tuple(layer.kernel.shape)
     if groups == 1:
@@ -104,7 +104,7 @@ def conv_transpose(layer: Any, call: Call, inputs: tf.Tensor) -> Any:
 
     def term(d: tf.Tensor) -> PerExampleGradient:
         d = last(layer, d)
-        under = tf.stack(windows(d, *geometry(layer)), axis=-2)
+        under = tf.stack(windows(d, *window_arguments(layer)), axis=-2)
         flat = tf.reshape(under, [size(d, 0), -1, under.shape[-2] * under.shape[-1]])
         x = positions(last(layer, inputs))
         return OuterProduct(flat, x, lambda g: tf.reshape(g, [-1, *shape]), ("transposed", shape))
@@ -166,7 +166,7 @@ def _depthwise(layer: Any, x: tf.Tensor, d: tf.Tensor) -> PerExampleGradient:
     d = tf.reshape(d, [size(d, 0), -1, channels, layer.depth_multiplier])
     found = [
         tf.reduce_sum(positions(at_least_float32(window))[..., tf.newaxis] * d, 1)
-        for window in windows(x, *geometry(layer))
+        for window in windows(x, *window_arguments(layer))
     ]
     shape = (*layer.kernel_size, channels, layer.depth_multiplier)
     return Materialized(tf.reshape(tf.stack(found, 1), [size(x, 0), *shape]))

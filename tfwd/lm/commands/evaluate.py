@@ -12,7 +12,7 @@ from absl import flags
 from tfwd.lm.data.splits_and_tokens import detokenize, load_splits, read_text, tokenize
 from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
-from tfwd.runs.workers import worker_flags as worker_flags
+from tfwd.runs.workers import worker_flags, worker_start
 
 if TYPE_CHECKING:
     from tfwd.runs.storage.trained_model import TrainedModel
@@ -52,18 +52,20 @@ def define(values: flags.FlagValues) -> None:
 def main(values: flags.FlagValues) -> int:
     """Evaluates, and prints the result. Returns the exit code."""
     hint = "start all workers again"
-    return worker_flags.run(values, "tfwd-evaluate", lambda workers: _main(values, workers), hint)
+    return worker_start.run_with_workers(
+        values, "tfwd-evaluate", lambda workers: _main(values, workers), hint
+    )
 
 
 def _main(values: flags.FlagValues, workers: Workers) -> int:
     from tfwd.lm.program import load
     from tfwd.runs.training.display import Output
-    from tfwd.runs.workers import settings_agreement
+    from tfwd.runs.workers import worker_agreement
 
-    settings_agreement.check_versions(workers)
+    worker_agreement.check_versions(workers)
     text = workers.together(lambda: read_text(values.text) if values.text else None)
     saved = workers.together(lambda: load(values.workdir, values.checkpoint))
-    settings_agreement.check_weights(workers, saved.model.weights)
+    worker_agreement.check_weights(workers, saved.model.weights)
     if text is None:
         result = evaluate_test(saved, workers)
     else:

@@ -10,8 +10,8 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
-from tfwd.numerics.bad_step_report import Measurement
 from tfwd.numerics.leaf_optimizers import leaf_optimizers
+from tfwd.numerics.tensor_measurements import Measurement
 
 STEP = "step"  # the name of the step's number in a history
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfwd import _keras
-from tfwd.numerics.bad_step_report import Cause, Measurement
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import (
     exp_limit,
@@ -17,7 +17,7 @@ from tfwd.numerics.causes.overflow import (
     large_inputs,
     overflows_half,
 )
-from tfwd.numerics.tensor_measurements import rows_text
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 NORMALIZING = (
     "BatchNormalization",

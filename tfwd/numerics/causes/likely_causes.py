@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes import (
-    data_and_weights,
     division,
     layers_and_updates,
     losses,
     overflow,
     recurrent,
     softmax,
+    step_inputs,
 )
 from tfwd.numerics.causes.evidence import Evidence
 
@@ -21,10 +21,10 @@ Rule = Callable[[Evidence], Iterator[Cause]]
 STATE, EXPLODING = "a state that grows from step to step", "exploding gradients"
 
 GIVEN: list[Rule] = [
-    data_and_weights.data,
-    data_and_weights.weights,
-    data_and_weights.arguments,
-    data_and_weights.labels,
+    step_inputs.data,
+    step_inputs.weights,
+    step_inputs.arguments,
+    step_inputs.labels,
 ]
 COMPUTED: list[Rule] = [
     recurrent.growing_state,
@@ -46,7 +46,7 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
         return []
     # A problem before the model computes anything explains the rest. A learning rate explains the
     # rest if everything else is finite.
-    for rules in (GIVEN, [data_and_weights.learning_rate]):
+    for rules in (GIVEN, [step_inputs.learning_rate]):
         found = [cause for rule in rules for cause in rule(evidence)]
         alone = rules is GIVEN or evidence.first.frame.kind == "learning rate"
         if found and alone:
@@ -55,5 +55,5 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
     if not evidence.is_first and any(cause.name == STATE for cause in causes):
         # Training changed the weights until the state grew. Advice on gradients comes first.
         causes.sort(key=lambda cause: cause.name != EXPLODING)
-    causes += data_and_weights.learning_rate(evidence)
+    causes += step_inputs.learning_rate(evidence)
     return causes or list(layers_and_updates.domain(evidence))

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras import losses as _keras_losses
-from tfwd.numerics.bad_step_report import Measurement
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.tensor_measurements import Measurement
 
 
 class Output(NamedTuple):

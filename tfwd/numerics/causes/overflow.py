@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
-from tfwd.numerics.bad_step_report import Cause, Measurement
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import STEP, Evidence
+from tfwd.numerics.tensor_measurements import Measurement
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1

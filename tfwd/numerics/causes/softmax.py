@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.numerics.bad_step_report import Cause, Measurement, is_recurrent
+from tfwd.numerics.bad_step_report import Cause, is_recurrent
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
-from tfwd.numerics.tensor_measurements import rows_text
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 NAMES = ("softmax", "attention", "attend")
 MASKS = (*NAMES, "mask")

@@ -26,7 +26,7 @@ from tfwd import _keras
 from tfwd._graph.tentative_assignments import Tentative
 from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
-from tfwd.finite import all_finite, extent_of, probe
+from tfwd.finite import all_finite, extents_from_raw, raw_extent
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
 from tfwd.numerics.checked_step.tracked_variables import tracked
 from tfwd.numerics.checked_tensors import Frame
@@ -109,7 +109,7 @@ class CheckedStep:
         self.model, self.dry = model, measure is not None
         self.tells_largest, self.ignores = tells_largest, ignores
         self.measure = measure or (_flag if exact else _probe)
-        self.finish = extent_of if measure is None and not exact else tf.identity
+        self.finish = extents_from_raw if measure is None and not exact else tf.identity
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
         self.train_step = _keras_training.train_step(model)
@@ -250,7 +250,7 @@ def _is_of(part: Any, spec: Any) -> bool:
 
 
 def _probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
-    return probe(tensor)
+    return raw_extent(tensor)
 
 
 def _flag(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:

@@ -24,7 +24,7 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
     TensorOrder,
-    UnknownFeatures,
+    UnknownFeatureOrder,
     is_flattened,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
@@ -45,7 +45,7 @@ def required_input_order(
         shape, result: Shapes of the input and of the output.
         recorder: Gets the order if the layer has weights along the output.
     """
-    features = required if isinstance(required, (FlattenedAxes, UnknownFeatures)) else None
+    features = required if isinstance(required, (FlattenedAxes, UnknownFeatureOrder)) else None
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
@@ -69,7 +69,7 @@ def required_input_order(
     if isinstance(layer, CONCATENATION_LAYERS):
         if features is None:
             return required
-        return UnknownFeatures(
+        return UnknownFeatureOrder(
             f"'{layer.name}' joins the outputs with others, before they become an image"
         )
     if shape == result and isinstance(layer, ORDER_PRESERVING_LAYERS):
@@ -108,7 +108,7 @@ def required_beside_flattened(
     if isinstance(layer, CONCATENATION_LAYERS) or may_reorder_entries(layer):
         return required
     name = getattr(layer, "name", "")
-    unknown = UnknownFeatures(f"'{name}' combines the outputs with flattened features")
+    unknown = UnknownFeatureOrder(f"'{name}' combines the outputs with flattened features")
     flattened = list(filter(is_flattened, orders))
     return [
         unknown if shape == result and order not in flattened and later not in flattened else later
@@ -116,14 +116,14 @@ def required_beside_flattened(
     ]
 
 
-def _changed_features(layer: Any) -> UnknownFeatures:
+def _changed_features(layer: Any) -> UnknownFeatureOrder:
     """Returns the unknown order before a layer that reorders features of a later image."""
     name = getattr(layer, "name", "")
-    return UnknownFeatures(f"'{name}' changes the features before they become an image")
+    return UnknownFeatureOrder(f"'{name}' changes the features before they become an image")
 
 
 def _record_unknown_outputs(layer: Any, recorder: OrderRecorder) -> None:
     """Records that the order of the outputs of a layer with weights is unknown."""
     reason = f"its outputs become an image after '{layer.name}'"
     for inner in _keras.layers.all_layers(layer):
-        recorder.record(inner, "outputs", UnknownFeatures(reason))
+        recorder.record(inner, "outputs", UnknownFeatureOrder(reason))

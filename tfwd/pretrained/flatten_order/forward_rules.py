@@ -25,8 +25,8 @@ from tfwd.pretrained.flatten_order.layer_groups import (
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
-    UnknownAxes,
-    UnknownFeatures,
+    UnknownAxisOrder,
+    UnknownFeatureOrder,
     common_order,
     flattens_differently,
     is_flattened,
@@ -65,20 +65,20 @@ def output_order(
         return reshaped_order(order, shape, result, layer.name)
     if isinstance(layer, keras.layers.Permute):
         if has_flattened:
-            return UnknownFeatures(f"'{layer.name}' changes flattened features")
+            return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
         return permuted_order(order, [i - 1 for i in layer.dims], layer.name)
     if isinstance(layer, CONCATENATION_LAYERS) or operation_name(layer) in (
         "concatenate",
         "concat",
     ):
         if has_flattened:
-            return UnknownFeatures(f"'{layer.name}' joins flattened features with others")
+            return UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
         return order if all(other == order for other in orders) else None
     is_elementwise = result in shapes and not may_reorder_entries(layer)
     if is_elementwise and (order or not has_image_layers(layer)):
         return _elementwise_output_order(layer, orders, shapes, result)
     if has_flattened:
-        return UnknownFeatures(f"'{layer.name}' changes flattened features")
+        return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
     if len(result) > 1:
         return _other_axis_order(layer, order, shape)
     return _other_feature_order(layer, order, shape, result) if result else None
@@ -91,8 +91,8 @@ def _dense_output_order(
     if len(result) < 2:
         return None
     if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
-        return UnknownAxes(f"'{layer.name}' is on the channels of an image of {shape}")
-    return order if isinstance(order, UnknownAxes) else tuple(range(len(result)))
+        return UnknownAxisOrder(f"'{layer.name}' is on the channels of an image of {shape}")
+    return order if isinstance(order, UnknownAxisOrder) else tuple(range(len(result)))
 
 
 def _elementwise_output_order(
@@ -105,17 +105,17 @@ def _elementwise_output_order(
     )
     is_unknown_layer = bool(weights_of(layer)) and not isinstance(layer, ORDER_PRESERVING_LAYERS)
     if is_unknown_layer and is_flattened(order) and len(set(same_shape)) == 1:
-        return UnknownFeatures(f"'{layer.name}' changes flattened features")
+        return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
     return order
 
 
 def _other_axis_order(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
     """Returns the order of the axes that a custom layer or operation returns."""
     if flattens_differently(order, shape):
-        return UnknownAxes(f"'{layer.name}' changes the axes of an image of {shape}")
+        return UnknownAxisOrder(f"'{layer.name}' changes the axes of an image of {shape}")
     if has_image_layers(layer):
-        return UnknownAxes(f"'{layer.name}' has convolutions inside, and may return an image")
-    return order if isinstance(order, UnknownAxes) else None
+        return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may return an image")
+    return order if isinstance(order, UnknownAxisOrder) else None
 
 
 def _other_feature_order(
@@ -123,12 +123,14 @@ def _other_feature_order(
 ) -> TensorOrder:
     """Returns the order of the features that a custom layer or operation returns."""
     if has_image_layers(layer) and not _has_units(layer, result[0]):
-        return UnknownFeatures(f"'{layer.name}' has convolutions inside, and may flatten an image")
+        return UnknownFeatureOrder(
+            f"'{layer.name}' has convolutions inside, and may flatten an image"
+        )
     if not isinstance(order, tuple) or None in shape:
         return None  # a tensor of unknown length is not flattened to features
     if math.prod(shape) != result[0] or not flattens_differently(order, shape):
         return None
-    return UnknownFeatures(f"'{layer.name}' flattens {shape}")
+    return UnknownFeatureOrder(f"'{layer.name}' flattens {shape}")
 
 
 def _has_units(layer: Any, count: int | None) -> bool:

@@ -15,7 +15,7 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
     TensorOrder,
-    UnknownFeatures,
+    UnknownFeatureOrder,
 )
 
 
@@ -49,7 +49,7 @@ class OrderRecorder:
         """Records the order of a layer's inputs or outputs."""
         orders = self._orders.setdefault(id(layer), LayerOrders())
         if (id(layer), side) in self._recorded and getattr(orders, side) != order:
-            order = UnknownFeatures("the model calls the layer on features in several orders")
+            order = UnknownFeatureOrder("the model calls the layer on features in several orders")
         if order is not None or (side == "inputs" and isinstance(layer, keras.layers.Dense)):
             self._recorded.add((id(layer), side))
         setattr(orders, side, order)
@@ -65,12 +65,12 @@ class OrderRecorder:
             shapes: Shapes of the inputs.
         """
         flattened = [
-            order for order in orders if isinstance(order, (FlattenedAxes, UnknownFeatures))
+            order for order in orders if isinstance(order, (FlattenedAxes, UnknownFeatureOrder))
         ]
         order: FeatureOrder = None
         if flattened:
             is_same = len(set(flattened)) == 1 and len(flattened) == len(shapes)
-            several = UnknownFeatures(f"'{layer.name}' has several inputs")
+            several = UnknownFeatureOrder(f"'{layer.name}' has several inputs")
             order = flattened[0] if is_same else several
         if rnns := _recurrent_layers(layer):
             for rnn in rnns:
@@ -84,7 +84,7 @@ class OrderRecorder:
             for inner in _keras.layers.all_layers(layer):
                 weights = _keras.layers.held_weights(inner)
                 if any(tuple(w.shape) and w.shape[0] in sizes for w in weights):
-                    self.record(inner, "inputs", UnknownFeatures(reason))
+                    self.record(inner, "inputs", UnknownFeatureOrder(reason))
 
 
 def _recurrent_layers(layer: keras.layers.Layer) -> list[Any]:

@@ -32,7 +32,7 @@ class FlattenedAxes:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnknownFeatures:
+class UnknownFeatureOrder:
     """Unknown order of flattened features. A layer with weights on these features is an error.
 
     Attributes:
@@ -43,7 +43,7 @@ class UnknownFeatures:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnknownAxes:
+class UnknownAxisOrder:
     """Unknown order of a tensor's axes. It matters only if the axes are flattened later.
 
     Attributes:
@@ -54,8 +54,8 @@ class UnknownAxes:
 
 
 # None: PyTorch has the same order, or nothing was flattened.
-FeatureOrder = FlattenedAxes | UnknownFeatures | None
-TensorOrder = AxisOrder | UnknownAxes | FeatureOrder
+FeatureOrder = FlattenedAxes | UnknownFeatureOrder | None
+TensorOrder = AxisOrder | UnknownAxisOrder | FeatureOrder
 
 
 def channels_last(rank: int) -> AxisOrder:
@@ -96,7 +96,7 @@ def flattens_differently(order: TensorOrder, shape: Shape) -> bool:
 
 def is_flattened(order: TensorOrder) -> bool:
     """Returns True for an order of features, known or unknown."""
-    return isinstance(order, (FlattenedAxes, UnknownFeatures))
+    return isinstance(order, (FlattenedAxes, UnknownFeatureOrder))
 
 
 def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
@@ -113,6 +113,6 @@ def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
     if len(distinct) < 2:
         return distinct.pop() if distinct else None
     if any(map(is_flattened, distinct)):
-        return UnknownFeatures(conflict)
+        return UnknownFeatureOrder(conflict)
     known = distinct - {None}
     return known.pop() if len(known) == 1 else None

@@ -19,7 +19,7 @@ from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorde
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
-    UnknownFeatures,
+    UnknownFeatureOrder,
     channels_last,
     common_order,
     flattened_axes,
@@ -86,7 +86,7 @@ class _Propagation:
             for owner in layers:
                 weights = _keras.layers.held_weights(owner)
                 if any(tuple(w.shape)[:1] == (math.prod(shape),) for w in weights):
-                    self.recorder.record(owner, "inputs", UnknownFeatures(reason))
+                    self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
 
     def _forward(self, graph: Any, inputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders of a graph's outputs. Records the orders of the layers' inputs.

@@ -8,8 +8,8 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
     TensorOrder,
-    UnknownAxes,
-    UnknownFeatures,
+    UnknownAxisOrder,
+    UnknownFeatureOrder,
     channels_last,
     flattened_axes,
     flattens_differently,
@@ -29,11 +29,13 @@ def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> Tensor
         name: str. Name of the layer that permutes.
     """
     if not isinstance(order, tuple):
-        return order if isinstance(order, UnknownAxes) else None
+        return order if isinstance(order, UnknownAxisOrder) else None
     permuted = tuple(order[axis] for axis in axes)
     if permuted in (order, tuple(range(len(order)))):
         return permuted
-    return UnknownAxes(f"the model does not show whether PyTorch's model permutes like '{name}'")
+    return UnknownAxisOrder(
+        f"the model does not show whether PyTorch's model permutes like '{name}'"
+    )
 
 
 def flattened_order(
@@ -54,15 +56,17 @@ def flattened_order(
         return order
     if None in shape or sum(size != 1 for size in shape) < 2:
         return None
-    if isinstance(order, UnknownAxes):
-        return UnknownFeatures(order.reason)
+    if isinstance(order, UnknownAxisOrder):
+        return UnknownFeatureOrder(order.reason)
     if not isinstance(order, tuple):
         if len(shape) < 3 and not channels_first:
             return None
         # An image with one channel or one position has the same order in both libraries.
         if not flattened_axes(shape, channels_last(len(shape))) and not channels_first:
             return None
-        return UnknownFeatures(f"the model does not show what the axes of {shape} at '{name}' are")
+        return UnknownFeatureOrder(
+            f"the model does not show what the axes of {shape} at '{name}' are"
+        )
     if channels_first:
         shape, order = (*shape[1:], shape[0]), (*order[1:], order[0])
     return flattened_axes(shape, order)
@@ -85,16 +89,16 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
             return order.positions
         reason = f"'{name}' changes flattened features"
         keeps_last = result[-1] == order.shape[-1]
-        return UnknownAxes(reason) if keeps_last else UnknownFeatures(reason)
+        return UnknownAxisOrder(reason) if keeps_last else UnknownFeatureOrder(reason)
     if flattens_differently(order, shape):
         reason = f"'{name}' is a reshape between an image of {shape} and {result}"
-    elif isinstance(order, UnknownAxes):
+    elif isinstance(order, UnknownAxisOrder):
         reason = order.reason
     else:
         return None
     if _last_axis_keeps_order(order, shape, result):
-        return UnknownAxes(reason)
-    return UnknownFeatures(reason)
+        return UnknownAxisOrder(reason)
+    return UnknownFeatureOrder(reason)
 
 
 def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> bool:

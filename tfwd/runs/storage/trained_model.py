@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.run_folder import RunFolder
 
 CHECKPOINTS = ("best", "last")

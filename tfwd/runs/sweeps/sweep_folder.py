@@ -17,7 +17,7 @@ from typing import Any
 import ml_collections
 
 from tfwd.runs.errors import UserError, as_user_error
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.settings.config import flat_keys, get
 from tfwd.runs.settings.config_keys import MayChange
 from tfwd.runs.storage.file_access import read_json, remove, write_file

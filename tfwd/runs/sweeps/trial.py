@@ -12,7 +12,7 @@ import ml_collections
 from rich.console import Console
 
 from tfwd.runs.interfaces import Data, Score
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.run_folder import RunFolder
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.stop_signals import StopRequest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.training.stop_signals import CLOSED_PIPE, Stopped, StopRequest
 
 if TYPE_CHECKING:

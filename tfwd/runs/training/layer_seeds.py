@@ -14,7 +14,7 @@ def layer_seeds(seed: int | None) -> Iterator[int]:
     No seed is 0, because Keras's initializers treat 0 as no seed.
 
     Example:
-    >>> first, second = seeds(1), seeds(1)
+    >>> first, second = layer_seeds(1), layer_seeds(1)
     >>> next(first) == next(second) > 0
     True
     """

@@ -10,7 +10,7 @@ from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.checked_step import variables_in
 from tfwd.runs.errors import UserError
 from tfwd.runs.interfaces import Failure, Step
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 MAX_CONSECUTIVE = 5  # bad steps in a row that a run skips or restores from before it ends
 FACTOR = 0.5  # factor of the learning rate, for each restore
@@ -43,7 +43,7 @@ class Divergence:
     Args:
         action: "raise", "skip", "restore" or "off".
         step: the training step.
-        state: the `RunState` with the learning rate.
+        state: the `StepVariables` with the learning rate.
         objects: the modules whose variables "restore" resets.
         tell: called with a bad step, its report if there is one, and a text for the reaction.
     """
@@ -52,7 +52,7 @@ class Divergence:
         self,
         action: str,
         step: Step,
-        state: RunState,
+        state: StepVariables,
         objects: Iterable[Any],
         tell: Callable[[Failure, Report | None, str], None],
     ):

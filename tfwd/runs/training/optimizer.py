@@ -30,7 +30,7 @@ ADDONS = {
 }
 
 
-def optimizers() -> dict[str, str]:
+def optimizer_names() -> dict[str, str]:
     """Returns the names of the known optimizers, by their lower-case names."""
     from tfwd._keras import (
         training as _keras_training,  # slow to load, and `--help` does not need it
@@ -43,7 +43,7 @@ def optimizer_class(name: str) -> type:
     """Returns the optimizer class of a name, in upper or lower case."""
     from tfwd._keras import training as _keras_training
 
-    return _keras_training.optimizer_class(optimizers()[name.lower()])
+    return _keras_training.optimizer_class(optimizer_names()[name.lower()])
 
 
 def allowed_arguments(optimizer: str) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def nonzero_defaults(optimizer: type) -> dict[str, Any]:
 
 def _optimizer_hint(value: Any) -> str:
     """Returns a hint: how to install tensorflow-addons, and the most similar optimizer of Keras."""
-    available = optimizers()
+    available = optimizer_names()
     known = {name.lower(): name for name in ADDONS}
     if not isinstance(value, str) or value.lower() not in known:
         return hint(value, available)
@@ -95,7 +95,7 @@ def _optimizer_hint(value: Any) -> str:
 
 OPTIMIZER = Validator(
     "an optimizer of keras.optimizers, such as sgd, adam, adamw, rmsprop",
-    lambda v: isinstance(v, str) and v.lower() in optimizers(),
+    lambda v: isinstance(v, str) and v.lower() in optimizer_names(),
     _optimizer_hint,
 )
 

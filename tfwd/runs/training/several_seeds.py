@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.folder_lock import FolderLock
 from tfwd.runs.training import train_command as training

@@ -1,6 +1,6 @@
 """Training step of a program: loss, gradient, clipping and update.
 
-The results of a step stay on the device (`state.RunState`). The host fetches them when it prints or
+The results of a step stay on the device (`StepVariables`). The host fetches them when it prints or
 logs. A step whose loss, gradient or learning rate is not finite changes nothing. All later steps
 change nothing either. The host may therefore notice the failure late.
 
@@ -22,19 +22,19 @@ from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
-from tfwd.numerics.bad_step_report import Measurement, Report
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.probes import Probes
 from tfwd.numerics.step_watch import Watch
-from tfwd.numerics.tensor_measurements import measure_tensor
+from tfwd.numerics.tensor_measurements import Measurement, measure_tensor
 from tfwd.optimizers._updates.repeated_rows import summed
 from tfwd.runs.interfaces import Failure
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training.gradient_accumulation import GatheredGradients
 from tfwd.runs.training.optimizer import find_averaging
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.workers.worker_group import Workers
 
 NORMS = 8  # number of past gradient norms that a report compares
@@ -44,10 +44,10 @@ class Forward(NamedTuple):
     """Result of the forward pass on a batch.
 
     Attributes:
-        nats: tensor of any shape. The losses of the items that `RunState` counts, such as tokens or
-            texts.
+        nats: tensor of any shape. The losses of the items that `StepVariables` counts, such
+            as tokens or texts.
         objective: function that converts the mean of `nats` to the value to differentiate.
-        states: the new states of a recurrent model, as in `RunState.carried`; empty for other
+        states: the new states of a recurrent model, as in `StepVariables.carried`; empty for other
             models.
     """
 
@@ -71,7 +71,7 @@ class TrainStep(abc.ABC):
     Args:
         model: the model.
         optimizer: the optimizer. The constructor makes its slots. Each step sets its learning rate.
-        state: the `RunState` that the step changes.
+        state: the `StepVariables` that the step changes.
         signature: specs of the batch's tensors. The step is traced once. Unknown dimensions
             therefore cause no retracing.
         clip_norm: float. The maximum global norm; 0 disables clipping.
@@ -94,7 +94,7 @@ class TrainStep(abc.ABC):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        state: RunState,
+        state: StepVariables,
         signature: Sequence[tf.TensorSpec],
         *,
         clip_norm: float = 0.0,

@@ -14,10 +14,10 @@ import ml_collections
 from absl import flags
 
 from tfwd.runs.errors import UserError
-from tfwd.runs.program import Program
+from tfwd.runs.program_base import Program
 from tfwd.runs.storage.file_access import read_json
 from tfwd.runs.training.stop_signals import CLOSED_PIPE, Stopped, StopRequest
-from tfwd.runs.workers import worker_flags as worker_flags
+from tfwd.runs.workers import worker_flags, worker_start
 
 if TYPE_CHECKING:
     from tfwd.runs.training.trainer import Trainer
@@ -49,7 +49,7 @@ def main(
             "--workdir is missing; give a folder for the run, such as "
             f"--workdir=runs/{program.schema.example}"
         )
-    return worker_flags.run(
+    return worker_start.run_with_workers(
         values,
         program.command,
         lambda workers: _main(program, values, workers, work),
@@ -111,17 +111,17 @@ def train(
 
     from tfwd.runs.storage.run_folder import RunFolder
     from tfwd.runs.training.display import Display, Output
-    from tfwd.runs.workers import settings_agreement
+    from tfwd.runs.workers import worker_agreement
     from tfwd.runs.workers.worker_group import Workers
 
     workers = workers or Workers()
     if config.training.deterministic:
         tf.config.experimental.enable_op_determinism()
     keras.utils.set_random_seed(config.seed)
-    settings_agreement.check_versions(workers)
-    settings_agreement.check_config(workers, config)
+    worker_agreement.check_versions(workers)
+    worker_agreement.check_config(workers, config)
     data = workers.together(lambda: program.read_data(config))
-    settings_agreement.check_data(workers, data)
+    worker_agreement.check_data(workers, data)
 
     output = Output(quiet=not workers.is_chief)
     output.on_reader_gone = stop.output_is_gone
@@ -129,7 +129,7 @@ def train(
     open_folder = folder.open if workers.is_chief else folder.follow
     workers.together(lambda: open_folder(config, data.vocabulary))
     try:
-        settings_agreement.check_folder(workers, folder.path)
+        worker_agreement.check_folder(workers, folder.path)
         with program.make_trainer(config, data, folder, display, stop, workers) as trainer:
             summary = workers.on_chief(
                 functools.partial(summary_if_finished, program, trainer, say=display.line)

@@ -25,14 +25,14 @@ from tfwd.runs.storage.file_access import write_file
 from tfwd.runs.storage.metrics import Metrics
 from tfwd.runs.storage.progress import Progress
 from tfwd.runs.storage.run_folder import RunFolder
-from tfwd.runs.storage.run_state import RunState
 from tfwd.runs.training import weight_norms
 from tfwd.runs.training.display import Display
 from tfwd.runs.training.non_finite_steps import Divergence, report_text
 from tfwd.runs.training.optimizer import find_weight_decay, has_own_decay
+from tfwd.runs.training.step_variables import StepVariables
 from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.throughput import ThroughputMeter
-from tfwd.runs.workers import settings_agreement
+from tfwd.runs.workers import worker_agreement
 from tfwd.runs.workers.stop_votes import Votes
 
 
@@ -44,7 +44,7 @@ class Trainer(abc.ABC):
     Args:
         config: the whole checked configuration.
         model: a new model.
-        state: the `RunState` that the step changes.
+        state: the `StepVariables` that the step changes.
         step: the training step.
         data: str. The fingerprint of the data.
         folder: the opened `RunFolder`.
@@ -60,7 +60,7 @@ class Trainer(abc.ABC):
         self,
         config: ml_collections.ConfigDict,
         model: Any,
-        state: RunState,
+        state: StepVariables,
         step: Step,
         data: str,
         folder: RunFolder,
@@ -121,7 +121,7 @@ class Trainer(abc.ABC):
             return workers.together(
                 lambda: found if workers.is_chief else self.folder.read(objects, found.step)
             )
-        settings_agreement.same_weights(workers, self.model.weights, say)
+        worker_agreement.copy_chief_weights(workers, self.model.weights, say)
         return found
 
     @property

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd.finite import summarize
 from tfwd.runs.interfaces import Failure
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 
 def norms(model: Any) -> dict[str, float]:
@@ -21,14 +21,14 @@ def norms(model: Any) -> dict[str, float]:
     }
 
 
-def failure(model: Any, state: RunState, step: int, loss: float | None) -> Failure | None:
+def failure(model: Any, state: StepVariables, step: int, loss: float | None) -> Failure | None:
     """Returns the failure of the first weight whose norm is not finite, or `None`.
 
     A finite step can still make a weight infinite. Only the next step would notice it.
 
     Args:
         model: the model.
-        state: the `RunState` with the gradient norm and the learning rate of the last step.
+        state: the `StepVariables` with the gradient norm and the learning rate of the last step.
         step: int. The number of the last step.
         loss: the last logged loss, or `None`.
     """

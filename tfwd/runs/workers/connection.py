@@ -50,7 +50,7 @@ def connect(cluster: Cluster, start_timeout: float, heartbeat_timeout: float) ->
 
     try:
         rendezvous.meet(cluster, start_timeout)
-    except rendezvous.Late as late:
+    except rendezvous.WorkerMissing as late:
         end(
             f"error: {rendezvous.name(cluster)}: {late}; start all workers, check their addresses, "
             "or give a longer --start_timeout",

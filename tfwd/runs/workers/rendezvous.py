@@ -22,7 +22,7 @@ _PAUSE = 0.2  # seconds between two attempts to reach the chief
 _MOST = 1 << 16  # maximum number of bytes of a message
 
 
-class Late(Exception):
+class WorkerMissing(Exception):
     """Exception for a worker that is missing after the time limit."""
 
 
@@ -37,7 +37,7 @@ def meet(cluster: Cluster, seconds: float) -> None:
         UserError: this worker cannot listen at its address. Or two workers have the same number, a
             worker has other addresses, or a worker does not answer at its address. Then all workers
             raise the error.
-        Late: a worker is missing after the time limit.
+        WorkerMissing: a worker is missing after the time limit.
     """
     end = time.monotonic() + seconds
     with _listener(cluster) as listener:
@@ -141,7 +141,7 @@ class _Chief:
 
     def _fail(self, text: str, late: bool = False) -> None:
         self._send_all({"error": text, "late": late})
-        raise Late(text) if late else UserError(text)
+        raise WorkerMissing(text) if late else UserError(text)
 
     def _send_all(self, message: dict[str, Any]) -> None:
         for connection in self._present.values():
@@ -166,10 +166,14 @@ def _report(cluster: Cluster, end: float, seconds: float) -> None:
         if isinstance(answer, dict) and answer.get("go"):
             return
         if isinstance(answer, dict) and "error" in answer:
-            raise Late(answer["error"]) if answer.get("late") else UserError(answer["error"])
+            raise (
+                WorkerMissing(answer["error"]) if answer.get("late") else UserError(answer["error"])
+            )
         time.sleep(_PAUSE)  # the chief has not started yet, or has ended
     detail = f" ({problem})" if problem else ""
-    raise Late(f"after {seconds:g} seconds, no message from the chief, {name(cluster, 0)}{detail}")
+    raise WorkerMissing(
+        f"after {seconds:g} seconds, no message from the chief, {name(cluster, 0)}{detail}"
+    )
 
 
 def _split(address: str) -> tuple[str, int]:

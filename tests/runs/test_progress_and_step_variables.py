@@ -1,4 +1,4 @@
-"""The state of a run."""
+"""Progress of a run, the variables of a step, and the fingerprint of data."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfwd.runs.errors import UserError
 from tfwd.runs.storage.data_fingerprint import fingerprint
 from tfwd.runs.storage.progress import Progress
-from tfwd.runs.storage.run_state import RunState
+from tfwd.runs.training.step_variables import StepVariables
 
 
 def test_progress_survives_json():
@@ -49,9 +49,9 @@ def test_plateau_counts_from_zero_after_a_decay():
     assert not progress.reduces_learning_rate(1.0, 2)
 
 
-def test_run_state_is_whole_in_a_checkpoint(tmp_path):
+def test_step_variables_are_whole_in_a_checkpoint(tmp_path):
     def make():
-        return RunState([[tf.zeros([2, 3]), tf.zeros([2, 3], tf.float16)]], learning_rate=0.5)
+        return StepVariables([[tf.zeros([2, 3]), tf.zeros([2, 3], tf.float16)]], learning_rate=0.5)
 
     state, other = make(), make()
     for number, variable in enumerate(state.variables):

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 
-class RunState(tf.Module):
+class StepVariables(tf.Module):
     """Variables that a training step changes, except the model's and the optimizer's variables.
 
     Args:
@@ -29,7 +29,7 @@ class RunState(tf.Module):
         gradient_norm: float32 variable. The norm of the last step, before clipping.
 
     Example:
-    >>> state = RunState([], learning_rate=0.5)
+    >>> state = StepVariables([], learning_rate=0.5)
     >>> _, _ = state.log_nats.assign(8.0), state.log_tokens.assign(4.0)
     >>> state.take_log_loss()
     2.0

@@ -156,12 +156,16 @@ class Lockstep:
 
     def _class(self, name: str) -> type[Exception]:
         found = self._classes.get(name, getattr(builtins, name, None))
-        if isinstance(found, type) and issubclass(found, Exception) and str(_made(found)) == "text":
+        if (
+            isinstance(found, type)
+            and issubclass(found, Exception)
+            and str(_error_with_text(found)) == "text"
+        ):
             return found
         return RuntimeError
 
 
-def _made(kind: type[Exception]) -> Exception | None:
+def _error_with_text(kind: type[Exception]) -> Exception | None:
     """Returns an exception of a class with the text "text", or None."""
     try:
         return kind("text")

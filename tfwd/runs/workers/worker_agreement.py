@@ -92,7 +92,9 @@ def check_folder(workers: Workers, folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def same_weights(workers: Workers, variables: Iterable[Any], say: Callable[[str], object]) -> None:
+def copy_chief_weights(
+    workers: Workers, variables: Iterable[Any], say: Callable[[str], object]
+) -> None:
     """Assigns the chief's values to the variables of all workers, if the values differ.
 
     Initial values may differ in their last bits between processors.
