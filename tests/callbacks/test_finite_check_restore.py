@@ -192,3 +192,67 @@ def test_restore_lowers_the_rate_of_another_callback(given, is_first):
     texts = [str(one.message) for one in shown if "FiniteCheck" in str(one.message)]
     assert len(texts) == max(bad, 1)
     assert f"at learning rate {expected:.4g}:" in texts[-1]
+
+
+class EpochLogs(keras.callbacks.Callback):
+    """A callback that records what the callbacks after `FiniteCheck` see."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs, self.batches = [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(dict(logs))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(float(logs["loss"]))
+
+
+def test_epochs_whose_steps_are_all_bad_end_the_training():
+    """Checks that bad steps are counted over epochs, and that these epochs have no loss."""
+    x, y = data(2)
+    bad = np.full_like(x, np.nan)
+    batches = [(x[:8], y[:8]), (x[8:], y[8:])] + [(bad[:8], y[:8])] * 20
+    logs = EpochLogs()
+    model = make(optimizer=keras.optimizers.SGD(0.1))
+    callbacks = [FiniteCheck("restore", max_consecutive=5), logs]
+    with warnings.catch_warnings(), pytest.raises(NonFiniteError, match="5 consecutive bad steps"):
+        warnings.simplefilter("ignore")
+        given = (batch for batch in batches)
+        model.fit(given, steps_per_epoch=2, epochs=9, verbose=0, shuffle=False, callbacks=callbacks)
+    first, *others = [epoch["loss"] for epoch in logs.epochs]
+    assert np.isfinite(first) and len(others) == 2 and np.isnan(others).all()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["check_first", "check_last"])
+def test_a_learning_rate_in_the_logs_of_an_epoch_without_good_steps(is_first):
+    x, y = data(1)
+    model = make(optimizer=keras.optimizers.SGD(0.1))
+    rate = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+    callbacks = [FiniteCheck("skip"), rate][:: 1 if is_first else -1]
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        history = fit(model, x * np.nan, y, *callbacks, epochs=2).history
+    assert "all 1 steps of epoch 1 were bad" in " ".join(str(one.message) for one in shown)
+    rates = history["lr" if IS_KERAS_2 else "learning_rate"]
+    np.testing.assert_allclose([float(rate) for rate in rates], 0.1, rtol=1e-6)
+    assert np.isnan(history["loss"]).all()
+
+
+def test_batch_logs_after_a_bad_first_step_are_not_of_the_last_epoch():
+    """Compares with the metrics of Keras, which have no step after a reset."""
+    x, y = data(2)
+    batches = [(x[:8], y[:8]), (x[8:], y[8:]), (x[:8] * np.nan, y[:8]), (x[8:], y[8:])]
+    logs = EpochLogs()
+    model = make()
+    with pytest.warns(UserWarning, match="skipped a step"):
+        model.fit(
+            (batch for batch in batches),
+            steps_per_epoch=2,
+            epochs=2,
+            verbose=0,
+            shuffle=False,
+            callbacks=[FiniteCheck("skip"), logs],
+        )
+    assert logs.batches[2] == 0.0
+    assert logs.batches[3] == pytest.approx(logs.epochs[1]["loss"])

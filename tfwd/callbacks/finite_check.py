@@ -67,7 +67,8 @@ class FiniteCheck(keras.callbacks.Callback):
             The new learning rate is `factor` times the lower of two rates: the rate of the step
             and the rate at the end of that epoch. Metrics are not restored: the metrics of an
             epoch include only its good steps. A bad step in the first epoch raises the error,
-            because there is nothing to restore. Default "raise".
+            because there is nothing to restore. If all steps of an epoch are bad, its metrics are
+            NaN for the callbacks after this one: give this callback first. Default "raise".
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
             steps are Keras's own steps, without a check and its cost. They may make weights
             non-finite. Default 1.
@@ -157,7 +158,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self.reports: list[Report] = []
         self.skipped = self.scaled_down = 0
         self._step = 0
-        self._epoch = 0, 0  # steps before the epoch, and how many of them were skipped
+        self._epoch = 0, 0  # numbers of steps and of bad steps before the epoch
         self._epoch_number = 1
         self._is_first, self._begun = True, False
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
@@ -217,25 +218,31 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Stores the step at which the epoch starts."""
-        self._epoch = self._step, self.skipped
+        self._epoch = self._step, len(self.reports)
         self._epoch_number = epoch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stores the state at the end of the epoch, for "restore".
 
-        If all steps of an epoch are skipped, its loss is set to NaN. Keras would report 0, the best
+        If all steps of an epoch are bad, its loss is set to NaN. Keras would report 0, the best
         possible loss.
         """
-        if self._snapshot is not None:
-            self._snapshot.take()
-        steps, skipped = self._step - self._epoch[0], self.skipped - self._epoch[1]
-        if logs and skipped and skipped == steps:
-            logs.update({key: math.nan for key in logs if not key.startswith("val_")})
-            warnings.warn(
-                f"FiniteCheck: all {steps} steps of epoch {epoch + 1} were skipped. Skipped steps "
-                "change no weight, so the same batches will be skipped again",
-                stacklevel=2,
-            )
+        steps, bad = self._step - self._epoch[0], len(self.reports) - self._epoch[1]
+        if bad < steps or not bad:
+            if self._snapshot is not None:
+                self._snapshot.take()
+            return
+        if logs:
+            metrics = {*self.model.get_metrics_result(), *(self._logs or ())}
+            logs.update({key: math.nan for key in logs if key in metrics})
+        why = (
+            "Skipped steps change no weight, so the same batches will be skipped again"
+            if self._snapshot is None
+            else "The next epoch starts from the restored state"
+        )
+        warnings.warn(
+            f"FiniteCheck: all {steps} steps of epoch {epoch + 1} were bad. {why}", stacklevel=2
+        )
 
     def _new_policy(self) -> BadStepPolicy:
         return BadStepPolicy(self.action, self.max_consecutive, self.factor)
@@ -397,7 +404,16 @@ class FiniteCheck(keras.callbacks.Callback):
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
-        return self._logs if self._logs is not None else self.model.get_metrics_result()
+        return self._logs_after_bad_step()
+
+    def _logs_after_bad_step(self) -> Any:
+        """Returns the metrics of the epoch's good steps, or the last logs of a custom step."""
+        result = self.model.get_metrics_result()
+        if not isinstance(self._logs, dict) or set(self._logs) == set(result):
+            return result
+        if self._step - self._epoch[0] >= len(self.reports) - self._epoch[1]:  # a step was good
+            return self._logs
+        return {key: math.nan for key in self._logs}
 
     def _fail(self, report: Report, note: str = "") -> NoReturn:
         report.note = f"{report.note} {note} {self._weights_now()}".strip().replace("  ", " ")

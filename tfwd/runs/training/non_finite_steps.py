@@ -59,16 +59,23 @@ class Divergence:
         self.action, self._step, self._state = action, step, state
         self._objects, self._tell = list(objects), tell
         self._policy = BadStepPolicy(action, MAX_CONSECUTIVE, FACTOR)
-        self._last_bad = 0
+        self._last_bad = self._bad_in_epoch = 0
 
     @property
     def checks_each_step(self) -> bool:
         """Returns True if each step must be checked at once, so that the next step can be made."""
         return self.action in ("skip", "restore")
 
-    def take_snapshot(self) -> None:
-        """Stores the values for "restore", at the end of an epoch and when a run resumes."""
-        if self.action == "restore":
+    def take_snapshot(self, steps: int | None = None) -> None:
+        """Stores the values for "restore", at the end of an epoch and when a run resumes.
+
+        Args:
+            steps: int. The number of steps of the epoch. If all of them were bad, the stored values
+                are kept. Default None, when a run resumes.
+        """
+        all_bad = steps is not None and self._bad_in_epoch >= steps
+        self._bad_in_epoch = 0
+        if self.action == "restore" and not all_bad:
             self._policy.store(variables_in(*self._objects))
 
     def handle(self, failure: Failure, batch: tuple[Any, ...] | None, kept: str) -> None:
@@ -89,6 +96,7 @@ class Divergence:
         if failure.step != self._last_bad + 1:
             self._policy.good_step()
         self._last_bad = failure.step
+        self._bad_in_epoch += 1
         why = "" if batch is None else self._policy.reason_to_stop()
         if why is not None:
             self._tell(failure, report, "the run ends")

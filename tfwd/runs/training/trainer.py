@@ -244,6 +244,7 @@ class Trainer(abc.ABC):
 
     def _end_epoch(self, title: str) -> None:
         self._close_lap_and_check(weights=True)
+        steps = self.progress.window
         try:
             with self._averaged():
                 found = self.evaluate_or_stop("valid")
@@ -291,7 +292,7 @@ class Trainer(abc.ABC):
             if lower < rate:
                 self.state.learning_rate.assign(lower)
                 self.display.line(f"no improvement: learning rate {rate:.4g} -> {lower:.4g}")
-        self._divergence.take_snapshot()
+        self._divergence.take_snapshot(steps)
         self._save()
 
     def _averaged(self) -> AbstractContextManager[None]:
