@@ -9,7 +9,7 @@ from stack_marks import SLOW_ON_KERAS_2, quick_rows
 from tables_by_make_target import with_slow_rest
 
 from tfwd import current_watch
-from tfwd.finite import all_finite, can_be_non_finite, extent, summarize
+from tfwd.finite import Summary, all_finite, can_be_non_finite, extent, summarize
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -250,3 +250,18 @@ def test_whether_something_is_watching():
     finally:
         del current_watch.here.watch
     assert not current_watch.is_watching()
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_subnormal_numbers(dtype, mode):
+    """Counts and range agree in all modes. The subnormal numbers of float16 are not 0."""
+    values = np.array([np.finfo(dtype).smallest_subnormal, 0.0, 1.0], dtype)
+
+    def numbers(tensor):
+        return tuple(summarize(tensor))
+
+    function = numbers if mode == "eager" else tf.function(numbers, jit_compile=mode == "xla")
+    found = Summary(*function(tf.constant(values))).numbers()
+    expected = (1, float(values[0])) if dtype == "float16" else (2, 1.0)
+    assert (found.zeros, found.abs_min) == expected

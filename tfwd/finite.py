@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfwd._graph import private_graph_apis
@@ -25,7 +26,8 @@ class Summary(NamedTuple):
     Attributes:
         size: Number of elements.
         nan, positive_inf, negative_inf: Numbers of elements that are NaN, +Inf and -Inf.
-        zeros: Number of elements that are 0.
+        zeros: Number of elements that are 0, or subnormal numbers of float32 or float64, which
+            TensorFlow may treat as 0.
         abs_min: Smallest absolute value that is finite and not 0, or 0 if there is none.
         abs_max: Largest absolute value that is finite, or 0 if there is none.
 
@@ -99,7 +101,9 @@ def summarize(tensor: Any) -> Summary:
     magnitude = at_least_float32(tf.abs(tensor))
     finite = ~(nan | infinite)
     largest = tf.reduce_max(tf.where(finite, magnitude, 0.0))
-    counted = finite & (tensor != 0)
+    # XLA compares subnormal numbers differently in different operations.
+    is_zero = magnitude < np.finfo(magnitude.dtype.as_numpy_dtype).tiny
+    counted = finite & ~is_zero
     smallest = tf.reduce_min(tf.where(counted, magnitude, magnitude.dtype.max))
     any_counted = tf.reduce_any(counted)
     return Summary(
@@ -107,7 +111,7 @@ def summarize(tensor: Any) -> Summary:
         _count(nan),
         _count(infinite & (tensor > 0)),
         _count(infinite & (tensor < 0)),
-        _count(tensor == 0),
+        _count(is_zero),
         tf.where(any_counted, smallest, tf.zeros_like(smallest)),
         tf.where(any_counted, largest, tf.zeros_like(largest)),
     )

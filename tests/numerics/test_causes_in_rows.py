@@ -260,3 +260,54 @@ def test_labels_that_are_text_and_predictions_that_are_one_number(scalar):
     report = report_of(model, x, labels)
     assert report.first.frame.kind == "loss"
     assert report.first.detail.summary.nan == 1
+
+
+class Elementwise(layers.Layer):
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (tf.math.log, "a function outside its domain"),
+        (tf.math.reciprocal, "a function outside its domain"),
+        (lambda x: tf.square(x + 300.0), "an overflow of float16"),
+        (lambda x: tf.exp(x + 12.0), "an overflow of float16"),
+    ],
+    ids=["log(0)", "1/0", "square", "exp"],
+)
+def test_infinity_of_a_layer_in_half_precision(function, expected, policy):
+    """A logarithm of 0 is no mask of -infinity, and 1/0 is no overflow."""
+    if expected.endswith("float16") and policy == "float32":
+        pytest.skip("finite in float32")
+    x, y = data(1)
+    hidden = layers.Dense(4, kernel_initializer="zeros", dtype=policy, name="hidden")
+    shift = layers.Dense(4, bias_initializer=keras.initializers.Constant(298.0), dtype=policy)
+    inputs = layers.Input((6,))
+    made = hidden(inputs)
+    if function not in (tf.math.log, tf.math.reciprocal):
+        made = shift(made)
+    outputs = layers.Dense(1)(Elementwise(function, name="bad", dtype=policy)(made))
+    report = report_of(keras.Model(inputs, outputs), x, y)
+    assert report.where == "layer bad"
+    assert names(report) == [expected]
+
+
+def test_rows_of_a_tensor_that_are_no_examples():
+    """The layer gets the time steps of all examples as rows: example 3, step 2 is row 17."""
+    x = np.random.default_rng(0).uniform(1, 2, (8, 5, 4)).astype("float32")
+    x[3, 2] = [1.0, -1.0, 2.0, -2.0]
+    inputs = layers.Input((5, 4))
+    merged = Elementwise(lambda v: tf.reshape(v, (-1, 4)), name="merged")(inputs)
+    scaled = Elementwise(lambda v: v / tf.reduce_sum(v, -1, keepdims=True), name="scaled")(merged)
+    apart = Elementwise(lambda v: tf.reshape(v, (-1, 20)), name="apart")(scaled)
+    report = report_of(keras.Model(inputs, layers.Dense(1)(apart)), x, np.ones((8, 1), "float32"))
+    assert report.where == "layer scaled"
+    assert "in row 17 of the tensor" in report.causes[0].evidence
+    assert "of the batch" not in report.causes[0].evidence

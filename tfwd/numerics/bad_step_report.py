@@ -193,7 +193,7 @@ class Report:
             lines.append("Several causes may apply, and their advice may be combined.")
         text = f"{self.what} {' '.join(cause.evidence for cause in self.causes)}"
         if re.search(r"\b(rows?|columns?|time step) \d", text):
-            rows = bool(self.place) and re.search(r"\brows? \d", text)
+            rows = bool(self.place) and re.search(r"\brows? \d[^.]* of the batch", text)
             lines += ["", _filled(COUNTED + AGAIN * bool(rows))]
         return lines
 

@@ -77,7 +77,6 @@ class Diagnosis:
         found = replicas[number]
         tensors = _tensors(model, data, number)
         arrays, losses = _arrays(tensors), _losses(model)
-        found = _with_sources(found)
         of_data = [
             _with_rows(x, tensors.get(x.frame.name)) for x in found if x.frame.kind == "data"
         ]
@@ -151,22 +150,6 @@ def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> l
             detail = measure_tensor(tf.constant(values, tf.float64)).numbers()
             known[name] = Measurement(Frame("data", name, dtype=values.dtype.name), detail)
     return [*(known.pop(name) for name in arrays if name in known), *known.values()]
-
-
-def _with_sources(found: list[Measurement]) -> list[Measurement]:
-    """Adds the source of gradients that pass through a cast, as with mixed precision.
-
-    The source is the layer of the previous gradient, if its input was not a layer's output.
-    """
-    cast = {one.frame.name for one in found if one.frame.kind == "input"}
-    named, last = [], ""
-    for one in found:
-        if one.frame.kind == "gradient":
-            if not one.frame.source and last in cast:
-                one = Measurement(one.frame._replace(source=(last,)), one.detail)
-            last = one.frame.name
-        named.append(one)
-    return named
 
 
 def _with_name(found: Measurement, losses: list[str]) -> Measurement:

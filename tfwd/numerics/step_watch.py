@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
@@ -32,6 +33,12 @@ MOVING_LAYERS = (
 # TensorFlow's kernels of these activations may turn NaN into 0. The inputs of the activations are
 # therefore checked instead of the outputs. The activations keep finite elements finite.
 NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")
+# By their types, the operations at which Keras's losses look for logits.
+_ACTIVATIONS_WITH_LOGITS = {
+    "Softmax": lambda logits: tf.raw_ops.Softmax(logits=logits),
+    "Sigmoid": lambda logits: tf.raw_ops.Sigmoid(x=logits),
+}
+_LayerCall = tuple[str, int]  # path of a layer, and number of the call
 
 
 def present() -> Watch | None:
@@ -70,9 +77,9 @@ class Watch:
         self._backward = 0
         self._has_loss = False  # since the last gradients were computed
         self._seen: dict[int, Any] = {}
-        self._given: dict[int, str] = {}  # by tensor, the layer whose output it is
+        self._given: dict[int | str, _LayerCall] = {}  # by id or name of a tensor, its origin
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
-        self.followers: dict[str, list[str]] = {}  # by layer, the layers that take its output
+        self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
@@ -112,8 +119,8 @@ class Watch:
         if can_be_non_finite(tensor):
             self._remember(tensor)
             kind_of_layer = "" if layer is None else type(layer).__name__
-            source = self._followers_of(name) if kind == "gradient" else ()
             call = self._calls.get(name, 1) if call is None else call
+            source = self._followers_of((name, call)) if kind == "gradient" else ()
             frame = Frame(kind, name, kind_of_layer, tensor.dtype.name, source, call)
             if not self._ignores(frame):
                 self._record(frame, tensor, sequence)
@@ -131,9 +138,9 @@ class Watch:
             checked = tf.where(good, values, tf.constant(math.nan, tf.float64))
             self._record(frame, checked, tf.stack([values, checked]))
 
-    def _followers_of(self, path: str) -> tuple[str, ...]:
-        """Returns the layers that take a layer's output, without the models that contain them."""
-        found = list(dict.fromkeys(self.followers.get(path, ())))
+    def _followers_of(self, call: _LayerCall) -> tuple[str, ...]:
+        """Returns the layers that take a call's output, without the models that contain them."""
+        found = list(dict.fromkeys(self._followers.get(call, ())))
         inside = [one for one in found if any(other.startswith(f"{one}/") for other in found)]
         return tuple(one for one in found if one not in inside)
 
@@ -187,12 +194,37 @@ class Watch:
             if not isinstance(value, tf.Tensor):
                 continue
             if self._is_new(value):
+                self._given.pop(id(value), None)  # the id of an earlier tensor
+                givers = self._givers_of_cast(value)
                 self.check("input", path, value, layer)
-            elif id(value) in self._given:
-                given = self._given[id(value)]
-                self.followers.setdefault(given, []).append(path)
-                if not _keras.is_of_keras(type(layer)):
-                    self._before_users.add(given)
+            else:
+                givers = [self._given[id(value)]] if id(value) in self._given else []
+            if len(givers) == 1:
+                self._followers.setdefault(givers[0], []).append(path)
+            if not _keras.is_of_keras(type(layer)):
+                self._before_users.update(giver for giver, _ in givers)
+
+    def _givers_of_cast(self, value: tf.Tensor) -> list[_LayerCall]:
+        """Returns the calls whose output a layer may have cast to its dtype.
+
+        A graph has the operation. In eager mode, the outputs with the same values are returned.
+        """
+        if isinstance(self._graph, tf.Graph):
+            given = value
+            while given.op.type in ("Cast", "Identity") and given.name not in self._given:
+                given = given.op.inputs[0]
+            return [self._given[given.name]] if given.name in self._given else []
+        outputs = [(self._seen[key](), call) for key, call in self._given.items()]
+        return list(
+            dict.fromkeys(
+                call
+                for output, call in outputs
+                if output is not None
+                and output.dtype != value.dtype
+                and output.shape == value.shape
+                and np.array_equal(tf.cast(output, value.dtype), value, equal_nan=True)
+            )
+        )
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """Returns the outputs at all time steps of a recurrent layer that returns only the last."""
@@ -220,12 +252,19 @@ class Watch:
         if self._closely or self._has_users:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
-        self._given[id(value)] = path
+        key = value.name if isinstance(self._graph, tf.Graph) else id(value)
+        self._given[id(value)] = self._given[key] = path, self._calls[path]
         return value
 
     def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor with its mask. Backward then checks the gradient of the tensor."""
-        call = self._calls[path]
+        """Returns the tensor with its mask. Backward then checks the gradient of the tensor.
+
+        Keras computes a cross-entropy from the logits of a softmax or sigmoid. It finds them at
+        the tensor or, in a graph, at its operation.
+        """
+        call, logits = self._calls[path], getattr(value, "_keras_logits", None)
+        is_symbolic = isinstance(self._graph, tf.Graph)
+        again = _ACTIVATIONS_WITH_LOGITS.get(value.op.type) if is_symbolic else None
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -242,9 +281,15 @@ class Watch:
 
             return tf.identity(value), backward
 
-        tapped, mask = tap(value), _keras.layers.get_mask(value)
+        if logits is None and again is not None:
+            tapped = again(tap(value.op.inputs[0]))
+        else:
+            tapped = tap(value)
+        mask = _keras.layers.get_mask(value)
         if mask is not None:
             _keras.layers.set_mask(tapped, mask)
+        if logits is not None:
+            tapped._keras_logits = logits
         return tapped
 
     def _before_gradient(self, target: Any) -> None:

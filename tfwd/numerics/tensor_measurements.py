@@ -170,6 +170,6 @@ def positions_text(flags: Any, most: int = 5) -> str:
     return shown if rest <= 0 else f"{shown} and {rest} other{'s' * (rest > 1)}"
 
 
-def rows_text(flags: Any) -> str:
-    """Returns rows of a batch as text, as "rows 3, 7 of the batch"."""
-    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {positions_text(flags)} of the batch"
+def rows_text(flags: Any, of: str = "batch") -> str:
+    """Returns rows as text, as "rows 3, 7 of the batch"."""
+    return f"row{'s' if np.count_nonzero(flags) > 1 else ''} {positions_text(flags)} of the {of}"

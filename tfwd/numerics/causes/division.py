@@ -10,7 +10,7 @@ from tfwd.numerics.bad_step_report import Cause, is_recurrent
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.tensor_measurements import Measurement, rows_text
+from tfwd.numerics.tensor_measurements import Measurement
 
 
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
@@ -45,7 +45,7 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     if seen and not any(True for _ in all_masked(evidence)):
         yield Cause(
             "a division of 0 by 0",
-            f"'{first.frame.label}' is NaN in {rows_text(first.detail.rows)}, where "
+            f"'{first.frame.label}' is NaN in {evidence.rows_text(first)}, where "
             f"{' and '.join(seen)}: 0/0.",
             "check that a mask does not remove everything (a softmax whose inputs are all "
             "-infinity is NaN too); otherwise add a small number to the divisor (a sum, norm or "

@@ -11,7 +11,7 @@ import numpy as np
 from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.leaf_optimizers import leaf_optimizers
-from tfwd.numerics.tensor_measurements import Measurement
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 STEP = "step"  # the name of the step's number in a history
 
@@ -84,6 +84,18 @@ class Evidence(NamedTuple):
     def batch_size(self) -> int:
         """Returns the number of examples; 0 if it is unknown."""
         return next((len(values) for values in self.data.values() if values.ndim), 0)
+
+    def rows_of(self, found: Measurement) -> np.ndarray:
+        """Returns the examples with non-finite elements; no element if the rows are no examples."""
+        rows = found.detail.rows
+        return rows if self.batch_size in (0, len(rows)) else np.zeros(0, bool)
+
+    def rows_text(self, found: Measurement) -> str:
+        """Returns the rows with non-finite elements as text; "" if the tensor has no rows."""
+        rows = found.detail.rows
+        if not rows.any():
+            return ""
+        return rows_text(rows, "batch" if self.rows_of(found).size else "tensor")
 
     @property
     def first(self) -> Measurement:

@@ -17,7 +17,7 @@ from tfwd.numerics.causes.overflow import (
     large_inputs,
     overflows_half,
 )
-from tfwd.numerics.tensor_measurements import Measurement, rows_text
+from tfwd.numerics.tensor_measurements import Measurement
 
 NORMALIZING = (
     "BatchNormalization",
@@ -99,8 +99,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = ""
-    if first.detail.rows.any():
-        where = f" The non-finite elements are in {rows_text(first.detail.rows)}."
+    if rows := evidence.rows_text(first):
+        where = f" The non-finite elements are in {rows}."
     zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
     where += _input_at_position(evidence, first, before)
     scale = large_inputs(evidence, "x")
@@ -137,7 +137,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
 def _input_at_position(evidence: Evidence, first: Measurement, before: Measurement) -> str:
     """Returns the function's input at the only non-finite position, as text."""
     values = evidence.data.get(before.frame.name) if before.frame.kind == "data" else None
-    rows, columns = (np.flatnonzero(one) for one in (first.detail.rows, first.detail.columns))
+    given = evidence.rows_of(first), first.detail.columns
+    rows, columns = (np.flatnonzero(one) for one in given)
     if values is None or values.ndim != 2 or len(rows) != 1 or len(columns) != 1:
         return ""
     if first.detail.width != values.shape[1]:
@@ -175,9 +176,8 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         else f"the gradient is not: the loss function, or code after layer '{first.frame.name}', "
         "has no finite derivative for some value"
     )
-    rows = ""
-    if first.detail.rows.any():
-        rows = f" The non-finite elements are in {rows_text(first.detail.rows)}."
+    rows = evidence.rows_text(first)
+    rows = rows and f" The non-finite elements are in {rows}."
     if not source:
         rows += _loss_inputs_text(evidence, first)
     yield Cause(

@@ -95,6 +95,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
     if evidence.before is not None and first.frame.kind == "output":
         given, made = evidence.before.detail.summary.abs_max, first.detail.summary.abs_max
         if largest is None and max(given, made) < HALF_MAX / 16:
+            if not _may_overflow_half(evidence):
+                return
             seen += (
                 f" Its inputs are at most {given:.3g}, and its finite outputs at most {made:.3g}. "
                 "A number inside the layer is larger, for example a large sum or a square."
@@ -116,6 +118,21 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         "of the width); run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which "
         "has the range of float32.",
     )
+
+
+def _may_overflow_half(evidence: Evidence) -> bool:
+    """Returns True if products and sums of a layer's inputs, or an exponential, can overflow.
+
+    Otherwise infinity comes from a function outside its domain, such as 1/0.
+    """
+    given = [one for one in evidence.tensors_before if one.frame.dtype != "int32"]
+    layer = evidence.first.frame.name.rpartition("/")[2]
+    weights = [one for one in evidence.of("weight") if f"/{layer}/" in f"/{one.frame.name}"]
+    largest = max([one.detail.summary.abs_max for one in given], default=math.inf)
+    factor = max([largest, 1.0, *(one.detail.summary.abs_max for one in weights)])
+    rows = max(len(evidence.first.detail.rows), 1)
+    terms = max([one.detail.summary.size / rows for one in given], default=1.0)
+    return largest * factor * terms > HALF_MAX or any(map(is_beyond_exp, given))
 
 
 def overflows_half(evidence: Evidence) -> bool:

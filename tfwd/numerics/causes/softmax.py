@@ -25,6 +25,11 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         return
     found = first.detail.summary
     if found.negative_inf and found.negative_inf == found.non_finite:
+        given = evidence.before
+        if given is not None and not _is(first, MASKS):
+            zeros = given.detail.summary.zeros
+            if given.detail.summary.size == found.size and zeros == found.negative_inf:
+                return  # it is the logarithm of 0
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
         all_inputs = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
         if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or all_inputs):

@@ -149,7 +149,7 @@ class CheckedStep:
         optimizers = _keras_training.optimizers(self.model)
         leaves = leaf_optimizers(self.model)
         by_methods = all(map(update_interception.assigns_by_methods, leaves))
-        safe = self.is_keras_own and all(map(_is_safe, leaves))
+        safe = self.is_keras_own and all(map(_is_safe, leaves)) and not _has_half(self.model)
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
@@ -270,6 +270,12 @@ def _is_safe(leaf: Any) -> bool:
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)
     )
+
+
+def _has_half(model: keras.Model) -> bool:
+    """Returns True if a weight is float16. The square of a number above 256 is infinite there."""
+    types = (_keras.variables.tf_variable(v).dtype for v in model.trainable_variables)
+    return any(dtype == tf.float16 for dtype in types)
 
 
 def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
