@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph import private_graph_apis
+from tfwd._graph import loss_logits, private_graph_apis
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd.current_watch import is_watching
 from tfwd.finite import Summary, all_finite, can_be_non_finite, summarize
@@ -171,7 +171,11 @@ def _both_ways(x: tf.Tensor, forward: Check, backward: Check) -> tf.Tensor:
     def tap(x: tf.Tensor) -> tuple[tf.Tensor, Check]:
         return tf.identity(x), backward
 
-    return tap(forward(x))
+    checked = forward(x)
+    if not loss_logits.known(x):
+        return tap(checked)
+    with tf.control_dependencies([checked]):
+        return loss_logits.keep(x, tap, for_logits=True)
 
 
 def _asserted(tensor: Any, label: str) -> Any:

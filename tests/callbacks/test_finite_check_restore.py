@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from finite_check_fits import fit, make
 from planted_nan_models import data, state
 from stack_marks import IS_KERAS_2, extended
@@ -256,3 +257,27 @@ def test_batch_logs_after_a_bad_first_step_are_not_of_the_last_epoch():
         )
     assert logs.batches[2] == 0.0
     assert logs.batches[3] == pytest.approx(logs.epochs[1]["loss"])
+
+
+def test_two_replicas_restore_the_last_epoch():
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    x, y = data(2)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model = make(strategy=strategy, optimizer=optimizer)
+    bad = x.copy()
+    bad[13, 0] = np.nan
+    given = tf.data.Dataset.from_tensor_slices((np.concatenate([x, bad]), np.concatenate([y, y])))
+    states = []
+
+    class State(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            states.append(model.get_weights())
+
+    options = {"steps_per_epoch": 2, "epochs": 2, "verbose": 0, "shuffle": False}
+    with pytest.warns(UserWarning, match="at learning rate 0.05"):
+        model.fit(given.batch(8), **options, callbacks=[FiniteCheck("restore"), State()])
+    for one, other in zip(*states, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -14,6 +14,7 @@ from finite_check_fits import MODES
 from tables_by_make_target import with_slow_rest
 
 from tfwd.callbacks import FiniteCheck
+from tfwd.layers import CheckFinite
 from tfwd.numerics import Probes
 
 
@@ -103,3 +104,32 @@ def test_probes_keep_the_gradient(name, eager):
     np.testing.assert_allclose(checked, plain, rtol=1e-6)
     for one, other in zip(checked_gradients, gradients, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("action", ["raise", "count"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+@pytest.mark.parametrize("name", with_slow_rest(OUTPUTS, {"sparse", "own sigmoid"}))
+def test_a_check_after_a_softmax_changes_nothing(name, eager, action):
+    outputs, loss = OUTPUTS[name]
+    x, y = data(loss)
+    results = []
+    for last in ([], [CheckFinite(action)]):
+        model = make(lambda last=last: [*outputs(), *last])
+        model.compile(keras.optimizers.SGD(0.01), loss, run_eagerly=eager, jit_compile=False)
+        fitted = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        results.append((fitted.history["loss"], model.trainable_variables))
+    (plain, plain_weights), (checked, checked_weights) = results
+    np.testing.assert_allclose(checked, plain, rtol=1e-6)
+    for one, other in zip(checked_weights, plain_weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_check_after_a_softmax_finds_a_bad_gradient():
+    model = make(lambda: [dense(3, "softmax"), CheckFinite("count", name="check")])
+    with tf.GradientTape() as tape:
+        loss = keras.losses.sparse_categorical_crossentropy(
+            tf.constant([[1]]), model(tf.ones([1, 4]))
+        )
+        loss = tf.reduce_sum(loss) * np.inf
+    tape.gradient(loss, model.trainable_variables)
+    assert "backward pass" in model.get_layer("check").report()

@@ -75,7 +75,7 @@ def test_integers_of_a_batch_are_in_the_table():
 def test_recurrent_layers_are_advised_by_what_they_are(kind, activation, monkeypatch):
     values = np.ones((2, 4, 3))
     values[:, 2:] = np.inf
-    bad = found("output", "rnn", values, kind)
+    bad = found("output", "rnn", values, kind, recurrent=True, has_time=True)
     activation = getattr(keras.activations, activation)
     layer = types.SimpleNamespace(name="rnn", activation=activation)
     monkeypatch.setattr("tfwd._keras.layers.all_layers", lambda model: [layer])

@@ -146,3 +146,13 @@ def test_errors():
     model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
     with pytest.raises(ValueError, match="has no loss: compile it with a loss"):
         unused(model, X, Y)
+
+
+def test_the_loss_weights_of_compile():
+    inputs = layers.Input((4,))
+    outputs = {"p": layers.Dense(1, name="p")(inputs), "q": layers.Dense(1, name="q")(inputs)}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", {"p": "mse", "q": "mse"}, loss_weights={"p": 1.0, "q": 0.0})
+    zeros = {"q/kernel": "a gradient of zeros", "q/bias": "a gradient of zeros"}
+    assert ends(unused(model, X, {"p": Y, "q": Y})) == zeros
+    assert ends(unused(model, X, {"p": Y, "q": Y}, {"p": "mse", "q": "mse"})) == {}

@@ -22,14 +22,18 @@ def compiled_loss(model: keras.Model) -> tuple[Any, Any]:
     return found._user_losses, found._user_loss_weights
 
 
-def loss_as_compiled(model: keras.Model, loss: Any) -> Callable[[Any, Any], Any]:
+def loss_as_compiled(
+    model: keras.Model, loss: Any, loss_weights: Any = None
+) -> Callable[[Any, Any], Any]:
     """Converts a loss as `compile` does, to a function of labels and outputs.
 
     Args:
         model: Model with the outputs.
         loss: Loss as in `compile`, but not None.
+        loss_weights: Weights as in `compile`. Default None.
     """
-    return LossesContainer(loss, output_names=getattr(model, "output_names", None))
+    names = getattr(model, "output_names", None)
+    return LossesContainer(loss, loss_weights=loss_weights, output_names=names)
 
 
 def loss_object(loss: Any) -> keras.losses.Loss:

@@ -111,7 +111,8 @@ def initial_rate(leaf: Any) -> float:
     rate = source._hyper["learning_rate"] if is_legacy(leaf) else source._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return float(rate(tf.constant(0, tf.int64)))
-    return float(rate() if callable(rate) and not tf.is_tensor(rate) else rate)
+    value = rate() if callable(rate) and not tf.is_tensor(rate) else rate
+    return float(tf.convert_to_tensor(value))
 
 
 def learning_rate(leaf: Any) -> Any:

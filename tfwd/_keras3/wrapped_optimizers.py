@@ -122,7 +122,7 @@ def initial_rate(leaf: Optimizer) -> float:
     rate: Any = leaf._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return float(rate(tf.constant(0, tf.int64)))
-    return float(rate() if callable(rate) else rate)
+    return float(tf.convert_to_tensor(rate() if callable(rate) else rate))
 
 
 def learning_rate(leaf: Optimizer) -> Any:

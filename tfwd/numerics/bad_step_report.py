@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfwd.numerics.checked_tensors import BACKWARD, KINDS, Frame
+from tfwd.numerics.checked_tensors import BACKWARD, KINDS
 from tfwd.numerics.tensor_measurements import Detail, Measurement
 
 WIDTH = 100
@@ -110,8 +110,10 @@ class Report:
         if first is None:
             return "an unknown position"
         kind, name = first.frame.kind, first.frame.name
+        if kind == "gradient" and len(first.frame.source) > 1:
+            return f"layers {' and '.join(first.frame.source)}"
         if kind == "gradient" and first.frame.source:
-            name = first.frame.source[0]
+            (name,) = first.frame.source
         if kind in ("loss", "loss scale", "learning rate"):
             return f"the {kind}"
         return f"{'layer' if first.frame.layer else 'weight' if 'weight' in kind else kind} {name}"
@@ -220,8 +222,7 @@ def describe(found: Measurement) -> str:
     if frame.kind == "argument":
         return frame.subject + _wrong_values(detail)
     text = f"{frame.subject} {summary}"
-    is_state = frame.kind in ("input", "pre-activation", "output") and is_recurrent(frame)
-    if is_state and detail.steps.any():
+    if frame.has_time and detail.steps.any():
         text += f", first at time step {int(detail.steps.argmax())}"
     return text
 
@@ -238,11 +239,6 @@ def _wrong_values(detail: Detail) -> str:
     place = ", ".join(map(str, rest))
     value = f"{values[0][tuple(places[0])]:.9g}"
     return f"; {value} is in row {row} of the batch, position {place}{others}"
-
-
-def is_recurrent(frame: Frame) -> bool:
-    """Returns True if the second axis of a layer's output is time."""
-    return any(word in frame.layer for word in ("RNN", "LSTM", "GRU", "Bidirectional"))
 
 
 def _filled(text: str) -> str:

@@ -43,6 +43,8 @@ class Frame(NamedTuple):
         outputs: for a loss, the names of its outputs, if the model has several and they are known.
         call: int. The number of the call, from 1, of a layer that is called several times in a
             step.
+        recurrent: bool. The layer is recurrent.
+        has_time: bool. The second axis of the measured tensor is the time of a recurrent layer.
         rule: str. For an argument that a layer checks: the layer's rule. The tensor is NaN where
             the argument breaks the rule.
     """
@@ -55,6 +57,8 @@ class Frame(NamedTuple):
     call: int = 1
     outputs: tuple[str, ...] = ()
     rule: str = ""
+    recurrent: bool = False
+    has_time: bool = False
 
     @property
     def direction(self) -> str:

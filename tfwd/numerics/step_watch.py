@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph import loss_logits
 from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import call_interception
 from tfwd.current_watch import here
@@ -33,11 +34,6 @@ MOVING_LAYERS = (
 # TensorFlow's kernels of these activations may turn NaN into 0. The inputs of the activations are
 # therefore checked instead of the outputs. The activations keep finite elements finite.
 NAN_HIDING_ACTIVATIONS = ("relu", "relu6", "leaky_relu")
-# By their types, the operations at which Keras's losses look for logits.
-_ACTIVATIONS_WITH_LOGITS = {
-    "Softmax": lambda logits: tf.raw_ops.Softmax(logits=logits),
-    "Sigmoid": lambda logits: tf.raw_ops.Sigmoid(x=logits),
-}
 _LayerCall = tuple[str, int]  # path of a layer, and number of the call
 
 
@@ -77,7 +73,8 @@ class Watch:
         self._backward = 0
         self._has_loss = False  # since the last gradients were computed
         self._seen: dict[int, Any] = {}
-        self._given: dict[int | str, _LayerCall] = {}  # by id or name of a tensor, its origin
+        self._given: dict[int, _LayerCall] = {}  # by id of a tensor, the call that returned it
+        self._given_names: dict[str, _LayerCall] = {}  # the same by name, in a graph
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
         self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
@@ -121,7 +118,16 @@ class Watch:
             kind_of_layer = "" if layer is None else type(layer).__name__
             call = self._calls.get(name, 1) if call is None else call
             source = self._followers_of((name, call)) if kind == "gradient" else ()
-            frame = Frame(kind, name, kind_of_layer, tensor.dtype.name, source, call)
+            frame = Frame(
+                kind,
+                name,
+                kind_of_layer,
+                tensor.dtype.name,
+                source,
+                call,
+                recurrent=_recurrent(layer) is not None,
+                has_time=_has_time(layer, kind, tensor, sequence),
+            )
             if not self._ignores(frame):
                 self._record(frame, tensor, sequence)
 
@@ -211,9 +217,9 @@ class Watch:
         """
         if isinstance(self._graph, tf.Graph):
             given = value
-            while given.op.type in ("Cast", "Identity") and given.name not in self._given:
+            while given.op.type in ("Cast", "Identity") and given.name not in self._given_names:
                 given = given.op.inputs[0]
-            return [self._given[given.name]] if given.name in self._given else []
+            return [self._given_names[given.name]] if given.name in self._given_names else []
         outputs = [(self._seen[key](), call) for key, call in self._given.items()]
         return list(
             dict.fromkeys(
@@ -252,19 +258,14 @@ class Watch:
         if self._closely or self._has_users:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
-        key = value.name if isinstance(self._graph, tf.Graph) else id(value)
-        self._given[id(value)] = self._given[key] = path, self._calls[path]
+        self._given[id(value)] = path, self._calls[path]
+        if isinstance(self._graph, tf.Graph):
+            self._given_names[value.name] = path, self._calls[path]
         return value
 
     def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor with its mask. Backward then checks the gradient of the tensor.
-
-        Keras computes a cross-entropy from the logits of a softmax or sigmoid. It finds them at
-        the tensor or, in a graph, at its operation.
-        """
-        call, logits = self._calls[path], getattr(value, "_keras_logits", None)
-        is_symbolic = isinstance(self._graph, tf.Graph)
-        again = _ACTIVATIONS_WITH_LOGITS.get(value.op.type) if is_symbolic else None
+        """Returns the tensor with its mask. Backward then checks the gradient of the tensor."""
+        call = self._calls[path]
 
         @custom_gradient
         def tap(value: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -281,15 +282,9 @@ class Watch:
 
             return tf.identity(value), backward
 
-        if logits is None and again is not None:
-            tapped = again(tap(value.op.inputs[0]))
-        else:
-            tapped = tap(value)
-        mask = _keras.layers.get_mask(value)
+        tapped, mask = loss_logits.keep(value, tap), _keras.layers.get_mask(value)
         if mask is not None:
             _keras.layers.set_mask(tapped, mask)
-        if logits is not None:
-            tapped._keras_logits = logits
         return tapped
 
     def _before_gradient(self, target: Any) -> None:
@@ -325,6 +320,23 @@ class Watch:
 
 def _loops(layer: Any) -> bool:
     return isinstance(layer, keras.layers.RNN) and not getattr(layer, "unroll", False)
+
+
+def _recurrent(layer: Any) -> Any:
+    """Returns a recurrent layer, or the forward layer of a Bidirectional; None for other layers."""
+    inner = getattr(layer, "forward_layer", layer)
+    return inner if isinstance(inner, keras.layers.RNN) else None
+
+
+def _has_time(layer: Any, kind: str, tensor: Any, sequence: Any) -> bool:
+    """Returns True if the second axis of a tensor, or of the outputs at all steps, is time."""
+    recurrent = _recurrent(layer)
+    if recurrent is None or getattr(recurrent, "time_major", False):
+        return False
+    if kind == "output":
+        returns = recurrent.return_sequences or sequence is not None
+        return returns and (sequence is not None or (tensor.shape.rank or 0) > 2)
+    return kind in ("input", "pre-activation")
 
 
 def _hides_nan(layer: Any) -> bool:

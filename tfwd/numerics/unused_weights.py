@@ -27,7 +27,8 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
             squares of all outputs.
         loss: the argument of `compile`: a Keras loss, its name, a function `(y_true, y_pred) ->
             values`, or a list or a dict of these, one for each output. `None` in it marks an output
-            without a loss. Default None, for the loss that the model was compiled with.
+            without a loss. Default None, for the loss and the loss_weights that the model was
+            compiled with.
 
     Returns:
         A dict from a weight's path to its problem: "no gradient", or "a gradient of zeros".
@@ -58,8 +59,9 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         raise ValueError(
             f"model '{model.name}' is not built, and has no weights yet: call it on a batch first"
         )
+    loss_weights = None
     if loss is None and y is not None:
-        loss = _keras_losses.compiled_loss(model)[0]
+        loss, loss_weights = _keras_losses.compiled_loss(model)[:2]
         if loss is None:
             raise ValueError(
                 f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=..)"
@@ -71,7 +73,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
     try:
         with tf.GradientTape() as tape:
             outputs = model(x, training=True)
-            value = _objective(model, x, y, outputs, loss)
+            value = _objective(model, x, y, outputs, loss, loss_weights)
         gradients = tape.gradient(value, sources)
     finally:
         for variable, value in kept:
@@ -85,7 +87,9 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
     return problems
 
 
-def _objective(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any) -> tf.Tensor:
+def _objective(
+    model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any, loss_weights: Any
+) -> tf.Tensor:
     if y is not None and loss is None:
         return model.compute_loss(x=x, y=y, y_pred=outputs)
     if y is None:
@@ -93,6 +97,6 @@ def _objective(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any) -> t
         values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
     else:
         labels = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), y)
-        value = _keras_losses.loss_as_compiled(model, loss)(labels, outputs)
+        value = _keras_losses.loss_as_compiled(model, loss, loss_weights)(labels, outputs)
         values = [tf.zeros([]) if value is None else tf.reduce_mean(value)]
     return tf.add_n([tf.cast(value, tf.float32) for value in (*values, *model.losses)])

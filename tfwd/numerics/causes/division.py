@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.numerics.bad_step_report import Cause, is_recurrent
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
 from tfwd.numerics.causes.softmax import all_masked
@@ -31,14 +31,15 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "a division of 0 by 0",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
-            "next computation is NaN: 0/0.",
+            "next computation is NaN, as 0/0 is.",
             "look for a mask or a dropout rate that removes everything, and for a mean or a norm "
-            "of zeros; add a small number to the divisor.",
+            "of zeros; add a small number to the divisor. If the layer does not divide, look for "
+            "a root or a logarithm of a negative number, or an arccosine beyond 1.",
         )
         return
     if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
         return
-    if is_recurrent(first.frame) and not first.detail.steps[:1].any():
+    if first.frame.recurrent and not first.detail.steps[:1].any():
         return  # it is finite at the first time step
     seen = list(_seen_in_rows(before, first)) if takes else []
     seen += _seen_in_data(evidence, first)

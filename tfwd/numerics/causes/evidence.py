@@ -125,11 +125,19 @@ class Evidence(NamedTuple):
         first = self.first
         at = self.found.index(first)
         kinds = ("data", "input", "pre-activation", "output")
-        given = (
+        given = [
             one
             for one in reversed(self.found[:at])
             if one.frame.kind in kinds and not one.frame.name.startswith(f"{first.frame.name}/")
-        )
-        return next(
-            (one for one in given if one.frame.kind != "data" or one.frame.name[:1] == "x"), None
-        )
+            if one.frame.kind != "data" or one.frame.name[:1] == "x"
+        ]
+        if first.frame.kind == "input":  # code computes it from outputs that no layer takes
+            gradients = self.of("gradient")
+            taken = {(x.frame.name, x.frame.call) for x in gradients if x.frame.source}
+            free = [
+                one
+                for one in given
+                if one.frame.kind == "output" and (one.frame.name, one.frame.call) not in taken
+            ]
+            given = free or given
+        return next(iter(given), None)

@@ -170,11 +170,16 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         for one in zeros[:2]
     )
     source = " and ".join(f"'{name}'" for name in first.frame.source)
+    weight = f"the gradient of weight '{first.frame.name}' is not"
     where = (
-        f"the gradient that {source} returns to '{first.frame.name}' is not"
-        if source
-        else f"the gradient is not: the loss function, or code after layer '{first.frame.name}', "
-        "has no finite derivative for some value"
+        weight
+        if first.frame.kind == "weight gradient"
+        else (
+            f"the gradient that {source} returns to '{first.frame.name}' is not"
+            if source
+            else "the gradient is not: the loss function, or code after layer "
+            f"'{first.frame.name}', has no finite derivative for some value"
+        )
     )
     rows = evidence.rows_text(first)
     rows = rows and f" The non-finite elements are in {rows}."

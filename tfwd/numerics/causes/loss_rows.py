@@ -21,28 +21,45 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
         Booleans along the batch. Empty if the losses are unknown. Examples are several outputs, a
         large batch, and a custom loss that needs more than one example.
     """
-    loss = evidence.function
-    if loss is None:
-        loss = _keras_losses.compiled_loss(evidence.model)[0]
-    labels = [values for name, values in evidence.data.items() if name.startswith("y")]
-    none = np.zeros(0, bool)
-    if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
+    none, given = np.zeros(0, bool), _given(evidence)
+    if given is None or len(given[2]) > MOST:
         return none
-    losses = tf.nest.flatten(loss)
-    predictions = np.asarray(evidence.predictions[0].detail.values)
-    if len(losses) != 1 or not predictions.shape or predictions.shape[:1] != labels[0].shape[:1]:
-        return none
-    if len(predictions) > MOST:
-        return none
+    loss, labels, predictions = given
     try:
         return np.array(
             [
-                not np.isfinite(_loss(losses[0], labels[0][i : i + 1], predictions[i : i + 1]))
+                not np.isfinite(_loss(loss, labels[i : i + 1], predictions[i : i + 1]))
                 for i in range(len(predictions))
             ]
         )
     except Exception:  # a custom loss may need more than one example
         return none
+
+
+def _is_bad(evidence: Evidence) -> bool:
+    """Returns True if the loss of one output is not finite for the whole batch."""
+    given = _given(evidence)
+    if given is None:
+        return False
+    try:
+        return not np.isfinite(_loss(*given))
+    except Exception:  # a custom loss may need what compile gives it
+        return bool(bad_rows(evidence).any())
+
+
+def _given(evidence: Evidence) -> tuple[Any, np.ndarray, np.ndarray] | None:
+    """Returns the loss of one output with its labels and predictions. None if they are unknown."""
+    loss = evidence.function
+    if loss is None:
+        loss = _keras_losses.compiled_loss(evidence.model)[0]
+    labels = [values for name, values in evidence.data.items() if name.startswith("y")]
+    if loss is None or len(labels) != 1 or len(evidence.predictions) != 1:
+        return None
+    losses = tf.nest.flatten(loss)
+    predictions = np.asarray(evidence.predictions[0].detail.values)
+    if len(losses) != 1 or not predictions.shape or predictions.shape[:1] != labels[0].shape[:1]:
+        return None
+    return losses[0], labels[0], predictions
 
 
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
@@ -70,8 +87,8 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
 
 
 def parts(evidence: Evidence) -> list[Evidence]:
-    """Returns the evidence of each output that has an example whose loss is not finite."""
+    """Returns the evidence of each output whose loss is not finite."""
     if len(evidence.predictions) < 2:
         return []
     found = [of_output(evidence, output) for output in outputs(evidence)]
-    return [part for part in found if bad_rows(part).any()]
+    return [part for part in found if _is_bad(part)]

@@ -146,7 +146,8 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)
         return
-    name = "".join(f" '{one}'" for one in first.frame.source[:1]) + first.frame.of_outputs
+    names = " or ".join(repr(one) for one in dict.fromkeys(first.frame.source))
+    name = f" {names}" * bool(names) + first.frame.of_outputs
     yield Cause(
         "the loss function",
         f"All outputs of the model are finite, but the loss{name} is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfwd.numerics.bad_step_report import Cause, is_recurrent
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
@@ -14,7 +14,7 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a recurrent layer whose state becomes non-finite at a later time step."""
     first = evidence.first
     steps = first.detail.steps
-    if first.frame.kind != "output" or not is_recurrent(first.frame) or not steps.any():
+    if first.frame.kind != "output" or not first.frame.has_time or not steps.any():
         return
     step = int(steps.argmax())
     if not step:

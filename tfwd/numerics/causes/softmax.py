@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfwd.numerics.bad_step_report import Cause, is_recurrent
+from tfwd import _keras
+from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
@@ -49,7 +51,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         return
     masked = [*_masked_rows(evidence, first)]
     queries = "" if masked else single_queries(evidence, first)
-    if not masked and not queries and not _is(first, NAMES):
+    if not masked and not queries and not _may_be_softmax(evidence, first):
         return
     if queries:
         seen = queries
@@ -73,6 +75,19 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
+def _may_be_softmax(evidence: Evidence, first: Measurement) -> bool:
+    """Returns True if the name says that a layer with NaN has a softmax, and nothing overflows."""
+    layer = evidence.layer(first.frame.name)
+    is_known = layer is None or _keras.is_of_keras(type(layer)) or _is_of_tfwd(type(layer))
+    at = evidence.found.index(first)
+    large = any(one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.found[:at])
+    return first.frame.kind != "input" and is_known and not large and _is(first, NAMES)
+
+
+def _is_of_tfwd(cls: type) -> bool:
+    return cls.__module__.startswith("tfwd.")
+
+
 def single_queries(evidence: Evidence, first: Measurement) -> str:
     """Returns a sentence if an example has both vectors that are all NaN and other vectors.
 
@@ -80,7 +95,7 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     elements of the vector finite.
     """
     vectors, before = first.detail.vectors, evidence.before
-    if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or is_recurrent(first.frame):
+    if vectors.ndim < 2 or first.detail.width < LEAST_WIDTH or first.frame.recurrent:
         return ""
     inner = tuple(range(1, vectors.ndim))
     if not (vectors.any(inner) & ~vectors.all(inner)).any():

@@ -38,7 +38,22 @@ def data(evidence: Evidence) -> Iterator[Cause]:
             f"NaN or infinity in the {what}",
             f"'{name}' has {detail.summary} in {where}.",
             "find these examples in the data; remove them, or replace the values before training "
-            "(numpy.nan_to_num), and check how the values were made.",
+            "(numpy.nan_to_num), and check how the values were made"
+            f"{', and the class_weight of fit' * name.startswith('sample_weight')}.",
+        )
+
+
+def empty(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for a batch without examples, as a replica gets from a short last batch."""
+    names = [name for name, values in evidence.data.items() if values.ndim and not len(values)]
+    if names:
+        yield Cause(
+            "a batch without examples",
+            f"{' and '.join(map(repr, names[:3]))} {'have' if names[1:] else 'has'} no examples. "
+            "The mean over no examples is 0/0. With several replicas, a short last batch leaves "
+            "replicas without examples.",
+            "drop the last batch (drop_remainder=True of tf.data.Dataset.batch), or choose a batch "
+            "size whose last batch has an example for each replica.",
         )
 
 
@@ -133,7 +148,9 @@ def _classes(evidence: Evidence, name: str) -> str:
     if labels.shape != weights.shape or (labels != np.floor(labels)).any():
         return ""
     bad = ~np.isfinite(weights)
-    classes = np.unique(labels[bad])
+    classes, counts = np.unique(labels[bad], return_counts=True)
+    if "crossentropy" not in evidence.loss.lower() and counts.min() < 2:  # a single example
+        return ""
     if (np.isin(labels, classes) != bad).any():
         return ""
     if any(len(np.unique(weights[labels == one])) > 1 for one in np.unique(labels)):
