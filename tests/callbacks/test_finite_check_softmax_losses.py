@@ -133,3 +133,49 @@ def test_a_check_after_a_softmax_finds_a_bad_gradient():
         loss = tf.reduce_sum(loss) * np.inf
     tape.gradient(loss, model.trainable_variables)
     assert "backward pass" in model.get_layer("check").report()
+
+
+class Positions(keras.Model):
+    """A model whose layers take, and return, eager tensors that its constructor made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = tf.range(4)
+        self.table = Returning(tf.random.stateless_normal([4, 3], [1, 2]))
+        self.embedding, self.last = keras.layers.Embedding(4, 3), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.last(x[:, :, tf.newaxis] + self.embedding(self.numbers) + self.table(x))
+
+
+class Returning(keras.layers.Layer):
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def call(self, x):
+        return self.value
+
+
+class SetsShape(keras.layers.Layer):
+    def call(self, x):
+        shaped = tf.nn.softmax(tf.reshape(x, tf.stack([tf.shape(x)[0], -1])))
+        shaped.set_shape([None, 4])
+        return shaped
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager", "xla"])
+@pytest.mark.parametrize("kind", ["positions", "shape"])
+def test_constants_and_shapes_of_a_graph(kind, mode):
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 4, 1), "float32")
+    losses = []
+    for callbacks in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(1)
+        if kind == "positions":
+            model = Positions()
+        else:
+            model = keras.Sequential([keras.Input((4,)), SetsShape(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", **MODES[mode])
+        labels = y if kind == "positions" else y[:, 0]
+        losses += model.fit(x, labels, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+    np.testing.assert_allclose(losses[:2], losses[2:], rtol=1e-6)

@@ -36,7 +36,9 @@ def keep(
     """
     logits, operation = getattr(value, _ATTRIBUTE, None), _operation(value)
     if logits is None and operation is not None:
-        return operation(identity(value.op.inputs[0]))
+        again = operation(identity(value.op.inputs[0]))
+        again.set_shape(value.shape)
+        return again
     result: Any = identity(value)
     if logits is not None:
         setattr(result, _ATTRIBUTE, identity(logits) if for_logits else logits)
@@ -44,4 +46,5 @@ def keep(
 
 
 def _operation(value: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    return None if tf.executing_eagerly() else _OPERATIONS.get(value.op.type)
+    symbolic = getattr(value, "op", None)  # an eager tensor has no operation, also in a graph
+    return None if symbolic is None else _OPERATIONS.get(symbolic.type)

@@ -217,9 +217,13 @@ class Watch:
         """
         if isinstance(self._graph, tf.Graph):
             given = value
-            while given.op.type in ("Cast", "Identity") and given.name not in self._given_names:
+            while hasattr(given, "op"):  # an eager tensor is a constant in the graph
+                if given.name in self._given_names:
+                    return [self._given_names[given.name]]
+                if given.op.type not in ("Cast", "Identity"):
+                    break
                 given = given.op.inputs[0]
-            return [self._given_names[given.name]] if given.name in self._given_names else []
+            return []
         outputs = [(self._seen[key](), call) for key, call in self._given.items()]
         return list(
             dict.fromkeys(
@@ -259,7 +263,7 @@ class Watch:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
         self._given[id(value)] = path, self._calls[path]
-        if isinstance(self._graph, tf.Graph):
+        if hasattr(value, "op"):
             self._given_names[value.name] = path, self._calls[path]
         return value
 
