@@ -8,12 +8,15 @@ from typing import Any
 import keras
 
 from tfwd import _keras
+from tfwd.pretrained.flatten_order.einsum_axes import einsum_input_order, made_features
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
+    has_image_layers,
     image_axes,
     is_reshape,
     may_reorder_entries,
@@ -24,7 +27,9 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
     TensorOrder,
+    UnknownAxisOrder,
     UnknownFeatureOrder,
+    flattens_differently,
     is_flattened,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
@@ -52,7 +57,17 @@ def required_input_order(
         recorder.record(layer, "outputs", features)
         if len(shape) < 2:
             return None
-        return required if isinstance(required, tuple) else tuple(range(len(shape)))
+        if flattens_differently(required, result):
+            reason = f"'{layer.name}' is on the channels of an image of {result}"
+            return UnknownAxisOrder(reason, in_sums=False)
+        is_axes = isinstance(required, (tuple, UnknownAxisOrder))
+        return required if is_axes else tuple(range(len(shape)))
+    if isinstance(layer, keras.layers.EinsumDense):
+        if features is not None:
+            _record_unknown_outputs(layer, recorder)
+            return tuple(range(len(shape))) if len(shape) > 1 else None
+        recorder.record(layer, "outputs", made_features(layer, required, result))
+        return einsum_input_order(layer, required, shape, result)
     if is_reshape(layer):
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
@@ -75,14 +90,17 @@ def required_input_order(
     if shape == result and isinstance(layer, ORDER_PRESERVING_LAYERS):
         if features is not None:
             recorder.record(layer, "inputs", features)
-        return required
+        return order_after(layer, required, shape)
     has_weights = bool(weights_of(layer))
-    if shape == result and not may_reorder_entries(layer) and not has_weights:
-        return required
+    if shape == result and not may_reorder_entries(layer):
+        if not has_weights or isinstance(required, (tuple, UnknownAxisOrder)):
+            return order_after(layer, required, shape)
     if features is not None and has_weights:
         _record_unknown_outputs(layer, recorder)
     elif features is not None and shape and math.prod(size or 0 for size in shape) != 1:
         return _changed_features(layer)
+    if len(shape) > 1 and has_image_layers(layer):
+        return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may take an image")
     return None
 
 

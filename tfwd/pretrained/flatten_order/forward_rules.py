@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfwd.pretrained.flatten_order.einsum_axes import einsum_output_order
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
@@ -52,7 +54,11 @@ def output_order(
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
-        return image_axes(layer, len(result)) if len(result) > 1 else None
+        if len(result) < 2:
+            return None
+        return order_after(layer, image_axes(layer, len(result)), result)
+    if isinstance(layer, keras.layers.EinsumDense):
+        return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
         return tuple(range(len(result))) if len(result) > 1 else None
     if isinstance(layer, keras.layers.Dense):
@@ -91,7 +97,8 @@ def _dense_output_order(
     if len(result) < 2:
         return None
     if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
-        return UnknownAxisOrder(f"'{layer.name}' is on the channels of an image of {shape}")
+        reason = f"'{layer.name}' is on the channels of an image of {shape}"
+        return UnknownAxisOrder(reason, in_sums=False)
     return order if isinstance(order, UnknownAxisOrder) else tuple(range(len(result)))
 
 
@@ -106,7 +113,7 @@ def _elementwise_output_order(
     is_unknown_layer = bool(weights_of(layer)) and not isinstance(layer, ORDER_PRESERVING_LAYERS)
     if is_unknown_layer and is_flattened(order) and len(set(same_shape)) == 1:
         return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
-    return order
+    return order_after(layer, order, result)
 
 
 def _other_axis_order(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:

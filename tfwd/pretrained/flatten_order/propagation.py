@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,10 +18,8 @@ from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorde
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
-    UnknownFeatureOrder,
-    channels_last,
+    UnknownAxisOrder,
     common_order,
-    flattened_axes,
     is_flattened,
 )
 
@@ -45,48 +42,46 @@ class _Propagation:
         self.recorder = OrderRecorder()
         self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
         self._in_graphs: set[int] = set()  # ids of layers
+        self._image_layers: set[int] = set()  # ids of layers
+        # Orders and shapes of the outputs of graphs that code outside of graphs uses.
+        self._outputs_of_graphs: list[tuple[TensorOrder, Shape]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
+        self._image_layers = _image_layers(model)
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
-        self._record_unseen_flatten(
-            [layer for layer in without_graph if id(layer) not in self._in_graphs]
-        )
+        unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
+        self.recorder.record_unseen_flatten(unseen, has_images=bool(self._image_layers))
+        for order, shape in self._outputs_of_graphs:
+            self.recorder.record_unseen_features(order, shape, unseen)
 
-    def _run_graphs(self, layer: Any, without_graph: list[Any]) -> None:
-        """Runs through all graphs inside a layer, and collects the layers that have no graph."""
+    def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
+        """Runs through all graphs inside a layer, and collects the layers that have no graph.
+
+        Args:
+            layer: The layer.
+            without_graph: Gets the layers.
+            is_inside: bool. True if another layer without a graph contains the layer.
+        """
+        layer = _unwrapped(layer)
         if id(layer) in self._in_graphs:
             return
         graph = _keras.layers.graph(layer)
         if graph is not None:
-            self._forward(graph, [None] * len(graph.inputs))
-            self._backward(graph, [None] * len(graph.outputs))
+            beside = None
+            if is_inside and self._image_layers - _image_layers(layer):
+                beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
+            ends = [*graph.inputs, *graph.outputs]
+            orders = [beside if len(_shape_of(tensor)) > 1 else None for tensor in ends]
+            found = self._forward(graph, orders[: len(graph.inputs)])
+            self._backward(graph, orders[len(graph.inputs) :])
+            if is_inside:
+                shapes = map(_shape_of, graph.outputs)
+                self._outputs_of_graphs += zip(found, shapes, strict=True)
         else:
             without_graph.append(layer)
         for inner in _keras.layers.sublayers(layer):
-            self._run_graphs(inner, without_graph)
-
-    def _record_unseen_flatten(self, layers: list[Any]) -> None:
-        """Records the layers of a subclassed model that may take the output of a `Flatten` layer.
-
-        Args:
-            layers: Layers that are in no graph.
-        """
-        if not any(isinstance(layer, IMAGE_LAYERS) for layer in layers):
-            return
-        for layer in layers:
-            if not isinstance(layer, keras.layers.Flatten):
-                continue
-            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
-            if len(shape) < 2 or None in shape:
-                continue
-            if not flattened_axes(shape, channels_last(len(shape))):
-                continue
-            reason = f"'{layer.name}' flattens {shape}, maybe for this layer"
-            for owner in layers:
-                weights = _keras.layers.held_weights(owner)
-                if any(tuple(w.shape)[:1] == (math.prod(shape),) for w in weights):
-                    self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
+            self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
 
     def _forward(self, graph: Any, inputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders of a graph's outputs. Records the orders of the layers' inputs.
@@ -240,6 +235,12 @@ def _shape_of(tensor: Any) -> Shape:
     """Returns the shape without the first axis; empty if the number of axes is unknown."""
     shape = tensor.shape
     return () if getattr(shape, "rank", 0) is None else tuple(shape)[1:]
+
+
+def _image_layers(layer: Any) -> set[int]:
+    """Returns the ids of the image layers that a layer is or contains."""
+    inside = _keras.layers.all_layers(layer)
+    return {id(inner) for inner in inside if isinstance(inner, IMAGE_LAYERS)}
 
 
 def _unwrapped(layer: Any) -> Any:
