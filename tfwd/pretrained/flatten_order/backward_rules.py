@@ -92,15 +92,33 @@ def required_input_order(
             recorder.record(layer, "inputs", features)
         return order_after(layer, required, shape)
     has_weights = bool(weights_of(layer))
-    if shape == result and not may_reorder_entries(layer):
-        if not has_weights or isinstance(required, (tuple, UnknownAxisOrder)):
-            return order_after(layer, required, shape)
+    is_kept = not has_weights or isinstance(required, (tuple, UnknownAxisOrder))
+    if shape == result and not may_reorder_entries(layer) and is_kept:
+        return order_after(layer, required, shape)
     if features is not None and has_weights:
         _record_unknown_outputs(layer, recorder)
     elif features is not None and shape and math.prod(size or 0 for size in shape) != 1:
         return _changed_features(layer)
     if len(shape) > 1 and has_image_layers(layer):
         return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may take an image")
+    return _required_features(layer, required, shape, result) if len(shape) == 1 else None
+
+
+def _required_features(
+    layer: Any, required: TensorOrder, shape: Shape, result: Shape
+) -> UnknownFeatureOrder | None:
+    """Returns the unknown order of features that a custom layer or operation makes an image of."""
+    inside = _keras.layers.all_layers(layer) if has_image_layers(layer) else ()
+    for inner in inside:
+        target = inner.target_shape if isinstance(inner, keras.layers.Reshape) else ()
+        if len(target) > 1 and -1 not in target and (math.prod(target),) == shape:
+            return UnknownFeatureOrder(f"'{inner.name}' makes an image of {tuple(target)}")
+    if None in shape or None in result or math.prod(shape) != math.prod(result):
+        return None
+    if isinstance(required, UnknownAxisOrder):
+        return UnknownFeatureOrder(required.reason)
+    if flattens_differently(required, result):
+        return UnknownFeatureOrder(f"'{layer.name}' makes an image of {result}")
     return None
 
 

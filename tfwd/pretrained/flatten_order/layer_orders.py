@@ -24,6 +24,8 @@ from tfwd.pretrained.flatten_order.orders import (
     flattens_differently,
 )
 
+Side = Literal["inputs", "outputs"]
+
 
 @dataclasses.dataclass
 class LayerOrders:
@@ -51,10 +53,14 @@ class OrderRecorder:
             key: orders for key, orders in self._orders.items() if orders.inputs or orders.outputs
         }
 
-    def record(self, layer: Any, side: Literal["inputs", "outputs"], order: FeatureOrder) -> None:
+    def record(self, layer: Any, side: Side, order: FeatureOrder) -> None:
         """Records the order of a layer's inputs or outputs."""
         orders = self._orders.setdefault(id(layer), LayerOrders())
-        if (id(layer), side) in self._recorded and getattr(orders, side) != order:
+        before = getattr(orders, side)
+        if isinstance(before, UnknownFeatureOrder):
+            return
+        is_recorded = (id(layer), side) in self._recorded
+        if is_recorded and before != order and not isinstance(order, UnknownFeatureOrder):
             order = UnknownFeatureOrder("the model calls the layer on features in several orders")
         is_dense = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
         if order is not None or (side == "inputs" and is_dense):
@@ -116,57 +122,56 @@ class OrderRecorder:
         ]
         for shape in images:
             reason = f"'{layer.name}' takes an image of {shape}, and may flatten it for this layer"
-            self._record_features_of(shape, inside, reason)
+            self.record_unseen("inputs", shape, inside, reason)
         has_images = bool(images) or any(isinstance(inner, IMAGE_LAYERS) for inner in inside)
-        self.record_unseen_flatten(inside, has_images)
+        for side, shape, reason in unseen_images(inside, has_images):
+            self.record_unseen(side, shape, inside, reason)
 
-    def record_unseen_flatten(self, layers: Sequence[Any], has_images: bool) -> None:
-        """Records the layers that may take the output of a `Flatten` layer outside all graphs.
-
-        Args:
-            layers: Layers that are in no graph.
-            has_images: bool. True if the `Flatten` layer may take the output of an image layer.
-        """
-        for layer in layers:
-            if not isinstance(layer, keras.layers.Flatten):
-                continue
-            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
-            if len(shape) < 2 or None in shape or not (has_images or len(shape) > 2):
-                continue
-            if flattened_axes(shape, channels_last(len(shape))):
-                reason = f"'{layer.name}' flattens {shape}, maybe for this layer"
-                self._record_features_of(shape, layers, reason)
-
-    def record_unseen_features(
-        self, order: TensorOrder, shape: Shape, layers: Sequence[Any]
-    ) -> None:
-        """Records the layers outside all graphs that may take the output of a graph.
-
-        Args:
-            order, shape: Order and shape of the output.
-            layers: Layers that are in no graph.
-        """
-        if isinstance(order, (FlattenedAxes, UnknownFeatureOrder)):
-            reason = f"a model inside returns flattened features of {shape}, maybe for this layer"
-            self._record_features_of(shape[-1:], layers, reason)
-        elif flattens_differently(order, shape):
-            reason = f"a model inside returns an image of {shape}, maybe flattened for this layer"
-            self._record_features_of(shape, layers, reason)
-
-    def _record_features_of(self, shape: Shape, layers: Sequence[Any], reason: str) -> None:
+    def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
         """Records an unknown order for layers with a weight on all entries of a tensor.
 
         Args:
+            side: "inputs" if the layer may take the tensor, "outputs" if it may return the tensor.
             shape: Shape of the tensor.
-            layers: Layers that may take the flattened tensor.
+            layers: Layers outside all graphs, or in a custom layer.
             reason: Why the order is unknown.
         """
         if None in shape:
             return
+        axis = 0 if side == "inputs" else -1
         for owner in layers:
-            weights = _keras.layers.held_weights(owner)
-            if any(tuple(weight.shape)[:1] == (math.prod(shape),) for weight in weights):
-                self.record(owner, "inputs", UnknownFeatureOrder(reason))
+            shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(owner)]
+            if any(each and each[axis] == math.prod(shape) for each in shapes):
+                self.record(owner, side, UnknownFeatureOrder(reason))
+
+
+def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, Shape, str]]:
+    """Returns the images that are flattened or made by a reshape outside all graphs.
+
+    Args:
+        layers: Layers outside all graphs, or in a custom layer.
+        has_images: bool. True if there is an image layer, so that two axes may be an image.
+
+    Returns:
+        For each image: "inputs" if it is flattened, and "outputs" if features are reshaped to it;
+        its shape; and why its order is unknown for a layer.
+    """
+    found: list[tuple[Side, Shape, str]] = []
+    for layer in layers:
+        if isinstance(layer, keras.layers.Flatten):
+            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
+            side: Side = "inputs"
+            reason = f"'{layer.name}' flattens {shape}, maybe for this layer"
+        elif isinstance(layer, keras.layers.Reshape):  # Keras may not know its inputs
+            shape, side = tuple(layer.target_shape), "outputs"
+            reason = f"'{layer.name}' makes an image of {shape}, maybe from these outputs"
+        else:
+            continue
+        if len(shape) < 2 or None in shape or -1 in shape or not (has_images or len(shape) > 2):
+            continue
+        if flattened_axes(shape, channels_last(len(shape))):
+            found.append((side, shape, reason))
+    return found
 
 
 def _recurrent_layers(layer: keras.layers.Layer) -> list[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,12 +15,19 @@ from tfwd.pretrained.flatten_order.backward_rules import (
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
+from tfwd.pretrained.flatten_order.layer_orders import (
+    LayerOrders,
+    OrderRecorder,
+    Side,
+    unseen_images,
+)
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
     UnknownAxisOrder,
+    UnknownFeatureOrder,
     common_order,
+    flattens_differently,
     is_flattened,
 )
 
@@ -43,17 +51,18 @@ class _Propagation:
         self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
         self._in_graphs: set[int] = set()  # ids of layers
         self._image_layers: set[int] = set()  # ids of layers
-        # Orders and shapes of the outputs of graphs that code outside of graphs uses.
-        self._outputs_of_graphs: list[tuple[TensorOrder, Shape]] = []
+        # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
+        self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
         self._image_layers = _image_layers(model)
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
-        self.recorder.record_unseen_flatten(unseen, has_images=bool(self._image_layers))
-        for order, shape in self._outputs_of_graphs:
-            self.recorder.record_unseen_features(order, shape, unseen)
+        for side, shape, reason in self._unseen_images(unseen):
+            self.recorder.record_unseen(side, shape, unseen, reason)
+            if None not in shape:
+                self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
 
     def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
         """Runs through all graphs inside a layer, and collects the layers that have no graph.
@@ -76,12 +85,45 @@ class _Propagation:
             found = self._forward(graph, orders[: len(graph.inputs)])
             self._backward(graph, orders[len(graph.inputs) :])
             if is_inside:
-                shapes = map(_shape_of, graph.outputs)
-                self._outputs_of_graphs += zip(found, shapes, strict=True)
+                self._graphs_inside.append((layer.name, graph, found))
         else:
             without_graph.append(layer)
         for inner in _keras.layers.sublayers(layer):
             self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
+
+    def _unseen_images(self, layers: Sequence[Any]) -> Iterator[tuple[Side, Shape, str]]:
+        """Yields the images that may be flattened or made outside all graphs.
+
+        Args:
+            layers: Layers that are in no graph.
+
+        Yields:
+            As `unseen_images` returns.
+        """
+        yield from unseen_images(layers, has_images=bool(self._image_layers))
+        for name, graph, orders in self._graphs_inside:
+            for tensor, order in zip(graph.outputs, orders, strict=True):
+                shape = _shape_of(tensor)
+                if is_flattened(order):
+                    reason = f"'{name}' returns flattened features, maybe for this layer"
+                    yield "inputs", shape[-1:], reason
+                elif flattens_differently(order, shape):
+                    reason = f"'{name}' returns an image of {shape}, maybe flattened for this layer"
+                    yield "inputs", shape, reason
+
+    def _run_graphs_inside(self, side: Side, size: int, order: UnknownFeatureOrder) -> None:
+        """Runs again through the graphs that may take features, or return them.
+
+        Args:
+            side: "inputs" or "outputs" of the graphs.
+            size: Number of features.
+            order: Their order.
+        """
+        for _, graph, _ in self._graphs_inside:
+            tensors = graph.inputs if side == "inputs" else graph.outputs
+            orders = [order if _shape_of(tensor) == (size,) else None for tensor in tensors]
+            if any(orders):
+                (self._forward if side == "inputs" else self._backward)(graph, orders)
 
     def _forward(self, graph: Any, inputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders of a graph's outputs. Records the orders of the layers' inputs.
