@@ -6,6 +6,7 @@ The graph does not show these layers. An order that PyTorch may not have is an e
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from flattened_images import (
     KERNEL,
     LINEAR,
@@ -18,6 +19,7 @@ from flattened_images import (
     saved,
     sequential,
 )
+from stack_marks import IS_KERAS_2
 
 import tfwd
 from tfwd.pretrained import Key, PlanError, load
@@ -219,3 +221,50 @@ def test_custom_layers_that_flatten_no_image(make, tmp_path):
     expected = rows @ weight.T + LINEAR["f.bias"]
     got = model(X if make is pooled_head else ids)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def pooled(image):
+    """Pools rows in pairs, and flattens the image."""
+    rows = (image[:, ::2] + image[:, 1::2]) / 2
+    return tf.reshape(rows, (-1, 24)) if IS_KERAS_2 else keras.ops.reshape(rows, (-1, 24))
+
+
+class Pooled(layers.Layer):
+    """A custom layer without weights that pools and flattens."""
+
+    def call(self, image):
+        return pooled(image)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 24)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: layers.Lambda(pooled, output_shape=(24,), name="r"), lambda: Pooled(name="r")]
+)
+def test_a_function_that_pools_and_flattens(make, tmp_path):
+    weight, bias = RNG.normal(size=(6, 24)), RNG.normal(size=6)
+    model = sequential(*image(), make(), head())
+    saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
+    with pytest.raises(PlanError, match=r"'f/kernel': 'r' may flatten a part of \(4, 3, 4\)"):
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
+    rows = convolved(X).reshape(2, 4, 2, 2, 3).mean(3).reshape(2, -1)
+    np.testing.assert_allclose(model(X), rows @ weight.T + bias, rtol=1e-4, atol=1e-4)
+
+
+def global_mean(image):
+    return tf.reduce_mean(image, (1, 2)) if IS_KERAS_2 else keras.ops.mean(image, (1, 2))
+
+
+@pytest.mark.parametrize("is_layer", [True, False])
+def test_a_function_that_pools_all_positions(is_layer, tmp_path):
+    weight, bias = RNG.normal(size=(6, 4)), RNG.normal(size=6)
+    inputs, first = image()
+    rows = first(inputs)
+    rows = layers.Lambda(global_mean, output_shape=(4,))(rows) if is_layer else global_mean(rows)
+    model = keras.Model(inputs, head()(rows))
+    saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
+    load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    expected = convolved(X).mean((2, 3)) @ weight.T + bias
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from flattened_images import RNG, saved, sequential
 from stack_marks import needs_keras3
 
@@ -191,6 +192,54 @@ def test_a_sum_with_normalized_channels_is_unknown(tmp_path):
     image = layers.Conv1D(5, 1, name="c")(x := keras.Input((8, 3)))
     image = layers.Add()([image, layers.LayerNormalization(name="n")(image)])
     model = keras.Model(x, layers.Dense(4, name="f")(layers.Flatten()(image)))
+    saved(tmp_path, CONV, LINEAR, VECTORS)
+    with pytest.raises(PlanError, match="'f/kernel': 'n' normalizes some axes of an image of"):
+        load(model, tmp_path, mapping={"c": "c", "f": "f", "n": "n"})
+
+
+def sequence_classifier(*between):
+    return sequential(
+        *(keras.Input((8,)), layers.Embedding(9, 5, name="e"), *between, layers.Flatten()),
+        layers.Dense(4, name="f"),
+    )
+
+
+@pytest.mark.parametrize("name", ["batch", "custom batch", "group"])
+@pytest.mark.parametrize("flattened", [(5, 8), ()])
+def test_a_sequence_whose_channels_torch_has_first(name, flattened, tmp_path):
+    """Checks `BatchNorm1d`, for which PyTorch's model transposes a sequence."""
+    layer, tensors, formula = KNOWN[name]
+    table, ids = RNG.normal(size=(9, 5)), RNG.integers(0, 9, (2, 8))
+    model = sequence_classifier(layer())
+    saved(tmp_path, {"e.weight": table}, LINEAR, tensors)
+    mapping = {"e": "e", "f": "f", "n": "n"}
+    with pytest.raises(PlanError, match="'f/kernel': '[nb]' normalizes the channels of a sequence"):
+        load(model, tmp_path, mapping=mapping)
+    load(model, tmp_path, mapping={**mapping, "f": Key("f", flattened=flattened)})
+    image = formula(table[ids].swapaxes(1, 2))
+    rows = (image if flattened else image.swapaxes(1, 2)).reshape(2, -1)
+    expected = rows @ LINEAR["f.weight"].T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(ids, training=False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_that_needs_the_channels_last_again(tmp_path):
+    """Checks `Dense` after the normalization, whose inputs PyTorch has as a sequence."""
+    layer, tensors, formula = KNOWN["batch"]
+    table, matrix, ids = RNG.normal(size=(9, 5)), RNG.normal(size=(5, 5)), np.array([[1, 2] * 4])
+    model = sequence_classifier(layer(), layers.Dense(5, use_bias=False, name="d"))
+    saved(tmp_path, {"e.weight": table, "d.weight": matrix}, LINEAR, tensors)
+    load(model, tmp_path, mapping={"e": "e", "f": "f", "n": "n", "d": "d"})
+    rows = formula(table[ids].swapaxes(1, 2)).swapaxes(1, 2) @ matrix.T
+    expected = rows.reshape(1, -1) @ LINEAR["f.weight"].T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(ids, training=False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_function_that_flattens_normalized_channels(tmp_path):
+    flatten = layers.Lambda(lambda x: tf.reshape(x, (-1, 40)), output_shape=(40,))
+    model = sequential(
+        *(keras.Input((8, 3)), layers.Conv1D(5, 1, name="c"), layers.LayerNormalization(name="n")),
+        *(flatten, layers.Dense(4, name="f")),
+    )
     saved(tmp_path, CONV, LINEAR, VECTORS)
     with pytest.raises(PlanError, match="'f/kernel': 'n' normalizes some axes of an image of"):
         load(model, tmp_path, mapping={"c": "c", "f": "f", "n": "n"})

@@ -199,8 +199,8 @@ def _einsum_layout_of_image(
     if made is None or summed is None:
         return None
     axes_of = dict(zip(terms.made, made[1], strict=True))
-    for letter, axes in zip(terms.summed, summed[1], strict=True):
-        axes_of[letter] = tuple(len(made[0]) + axis for axis in axes)
+    for letter, group in zip(terms.summed, summed[1], strict=True):
+        axes_of[letter] = tuple(len(made[0]) + axis for axis in group)
     return Layout(
         (math.prod(made[0]), math.prod(summed[0])),
         (*made[0], *summed[0]),

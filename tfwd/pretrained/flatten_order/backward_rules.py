@@ -60,8 +60,9 @@ def required_input_order(
         if flattens_differently(required, result):
             reason = f"'{layer.name}' is on the channels of an image of {result}"
             return UnknownAxisOrder(reason, in_sums=False)
-        is_axes = isinstance(required, (tuple, UnknownAxisOrder))
-        return required if is_axes else tuple(range(len(shape)))
+        if isinstance(required, UnknownAxisOrder) and not required.is_sequence:
+            return required
+        return tuple(range(len(shape)))
     if isinstance(layer, keras.layers.EinsumDense):
         if features is not None:
             _record_unknown_outputs(layer, recorder)

@@ -177,7 +177,7 @@ def _beside_an_image(layer: Any, order: TensorOrder, shape: Shape) -> UnknownAxi
     if flattens_differently(order, shape):
         reason = f"'{layer.name}' is on some axes of an image of {shape}"
         return UnknownAxisOrder(reason, in_sums=False)
-    return order if isinstance(order, UnknownAxisOrder) else None
+    return order if isinstance(order, UnknownAxisOrder) and not order.is_sequence else None
 
 
 def _terms(layer: keras.layers.EinsumDense) -> tuple[str, str, str]:

@@ -99,7 +99,9 @@ def _dense_output_order(
     if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
         reason = f"'{layer.name}' is on the channels of an image of {shape}"
         return UnknownAxisOrder(reason, in_sums=False)
-    return order if isinstance(order, UnknownAxisOrder) else tuple(range(len(result)))
+    if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
+        return order
+    return tuple(range(len(result)))
 
 
 def _elementwise_output_order(
@@ -133,13 +135,21 @@ def _other_feature_order(
         return UnknownFeatureOrder(
             f"'{layer.name}' has convolutions inside, and may flatten an image"
         )
-    if not isinstance(order, tuple) or None in shape:
+    if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
-    if math.prod(shape) != result[0] or not flattens_differently(order, shape):
+    # A custom layer may also pool. Global pooling returns a feature for each channel.
+    may_flatten = result[0] > shape[-1] and not operation_name(layer)
+    if math.prod(shape) != result[0] and not may_flatten:
         return None
-    return UnknownFeatureOrder(f"'{layer.name}' flattens {shape}")
+    if isinstance(order, UnknownAxisOrder):
+        is_vector = sum(size != 1 for size in shape) < 2
+        return None if is_vector else UnknownFeatureOrder(order.reason)
+    if not flattens_differently(order, shape):
+        return None
+    what = "flattens" if math.prod(shape) == result[0] else "may flatten a part of"
+    return UnknownFeatureOrder(f"'{layer.name}' {what} {shape}")
 
 
 def _has_units(layer: Any, count: int | None) -> bool:
     """Returns True if a weight has as many outputs as the layer, which then flattens nothing."""
-    return any(tuple(weight.shape)[-1:] == (count,) for weight in layer.weights)
+    return any(tuple(weight.shape)[-1:] == (count,) for weight in weights_of(layer))

@@ -2,6 +2,7 @@
 
 PyTorch's `LayerNorm` normalizes the last axes. To normalize channels, PyTorch's model moves them to
 the end. The Keras model does not show whether PyTorch's model moves them back before it flattens.
+PyTorch's `BatchNorm1d` needs the channels of a sequence on the first axis, with the same effect.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_groups import (
+    FIRST_AXIS_LAYERS,
     IMAGE_LAYERS,
     LAST_AXES_LAYERS,
     ORDER_PRESERVING_LAYERS,
@@ -25,6 +27,7 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     flattens_differently,
+    is_order_of_torch,
 )
 
 _SOFTMAX = ("softmax", "sparsemax")
@@ -41,9 +44,14 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
         order: Order of the image on the other side of the layer.
         shape: Shape of the image.
     """
-    if not isinstance(order, tuple) or not flattens_differently(order, shape):
+    if not isinstance(order, tuple):
         return order
     name = getattr(layer, "name", "")
+    if is_order_of_torch(order) and _normalizes_last_channels(layer, shape):
+        reason = f"'{name}' normalizes the channels of a sequence of {shape}"
+        return UnknownAxisOrder(reason, is_sequence=True)
+    if not flattens_differently(order, shape):
+        return order
     if _is_softmax_over_channels(layer, order):
         return UnknownAxisOrder(f"'{name}' has a softmax over the channels of an image of {shape}")
     if _normalizes_some_axes(layer, order, shape):
@@ -73,6 +81,23 @@ def _normalizes_some_axes(layer: Any, order: AxisOrder, shape: Shape) -> bool:
     positions = sorted(position for position, size in zip(order, shape, strict=True) if size != 1)
     normalized = {order[axis] for axis in _axes(layer, len(shape)) if shape[axis] != 1}
     return normalized != set(positions[len(positions) - len(normalized) :])
+
+
+def _normalizes_last_channels(layer: Any, shape: Shape) -> bool:
+    """Returns True for a normalization of channels that PyTorch needs on the first axis.
+
+    A layer that contains convolutions is assumed to take and return images like a convolution.
+
+    Args:
+        layer: The layer or operation.
+        shape: Shape of its input, whose axes PyTorch has in the same order.
+    """
+    if not isinstance(layer, keras.layers.Layer) or sum(size != 1 for size in shape) < 2:
+        return False
+    return not has_image_layers(layer) and any(
+        isinstance(inner, FIRST_AXIS_LAYERS) and 0 not in _axes(inner, len(shape))
+        for inner in _keras.layers.all_layers(layer)
+    )
 
 
 def _has_other_weights(layer: Any, order: AxisOrder, shape: Shape) -> bool:

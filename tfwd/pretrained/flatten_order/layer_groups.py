@@ -45,6 +45,8 @@ ORDER_PRESERVING_LAYERS = (
 )
 # These layers normalize the last axes in PyTorch.
 LAST_AXES_LAYERS = _named("LayerNormalization", "RMSNormalization")
+# These layers have the channels on the first axis in PyTorch.
+FIRST_AXIS_LAYERS = _named("BatchNormalization", "GroupNormalization")
 # Operations that may reorder the entries of a tensor without changing its shape.
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),

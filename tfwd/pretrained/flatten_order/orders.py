@@ -50,10 +50,13 @@ class UnknownAxisOrder:
         reason: str. Clause that says why the order is unknown.
         in_sums: bool. True if the sum of the tensor and an image has an unknown order too.
             Default True.
+        is_sequence: bool. True if a layer on the channels, which PyTorch has last, shows the order
+            again. Default False.
     """
 
     reason: str
     in_sums: bool = True
+    is_sequence: bool = False
 
 
 # None: PyTorch has the same order, or nothing was flattened.
@@ -118,12 +121,12 @@ def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
     if any(map(is_flattened, distinct)):
         return UnknownFeatureOrder(conflict)
     unknown = [o for o in distinct if isinstance(o, UnknownAxisOrder) and o.in_sums]
-    if unknown and not any(map(_is_order_of_torch, distinct)):
+    if unknown and not any(map(is_order_of_torch, distinct)):
         return unknown[0]
     known = [order for order in distinct if order is not None]
     return known[0] if len(known) == 1 else None
 
 
-def _is_order_of_torch(order: TensorOrder) -> bool:
+def is_order_of_torch(order: TensorOrder) -> bool:
     """Returns True for axes that PyTorch has in the same order."""
     return isinstance(order, tuple) and order == tuple(range(len(order)))
