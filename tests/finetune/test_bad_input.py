@@ -372,6 +372,34 @@ def test_other_forms_of_files(tmp_path):
         labelled_texts.read_examples(tmp_path / "a.csv")
 
 
+TWICE = {
+    "text,label,label\na,b,c\n": ("csv", "a.csv: its first line names the column 'label' twice"),
+    "id,id,text,label\n1,2,a,b\n": ("csv", "a.csv: its first line names the column 'id' twice"),
+    '{"text": "a", "label": "b"}\n{"text": "c", "label": "b", "text": "d"}\n': (
+        "jsonl",
+        "a.jsonl, line 2 has the key 'text' twice; give each key once",
+    ),
+}
+
+
+@pytest.mark.parametrize("content", TWICE)
+def test_names_that_occur_twice(content, tmp_path):
+    kind, message = TWICE[content]
+    (tmp_path / f"a.{kind}").write_text(content)
+    with pytest.raises(UserError) as caught:
+        labelled_texts.read_examples(tmp_path / f"a.{kind}")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_columns_without_a_name_and_keys_of_inner_objects(tmp_path):
+    """Checks names that may occur twice."""
+    (tmp_path / "a.csv").write_text("text,label,,\na,b,,\n")
+    line = '{"text": "a", "label": "b", "more": [{"text": 1}, {"text": 2, "text": 3}]}\n'
+    (tmp_path / "a.jsonl").write_text(line)
+    for name in ("a.csv", "a.jsonl"):
+        assert labelled_texts.read_examples(tmp_path / name) == [("a", "b")]
+
+
 def test_a_part_of_train_is_valid(tmp_path):
     folder = write_data(tmp_path / "data", [("train", 0, 20), ("test", 0, 4)])
     config = default_config()

@@ -8,13 +8,17 @@ from typing import Any
 
 import keras
 
-from tfwd import _keras
 from tfwd.pretrained.chief_source import lockstep, open_together
-from tfwd.pretrained.key_rules import FamilyRules, KeyMapping, path_ends
+from tfwd.pretrained.key_rules import FamilyRules, KeyMapping
 from tfwd.pretrained.loading_plan import Plan, PlanError
 from tfwd.pretrained.plan_builder import build_plan
-from tfwd.pretrained.sources.base import Source, SourceError
-from tfwd.pretrained.target_variables import Target, paths_of, targets_of
+from tfwd.pretrained.published_layers import (
+    argument_problems,
+    published_layers,
+    rules_of_layers,
+)
+from tfwd.pretrained.sources.base import SourceError
+from tfwd.pretrained.target_variables import targets_of
 
 
 def plan(
@@ -80,11 +84,11 @@ def plan(
             "paths to keys, for example {'layer_0': 'enc.0'}"
         )
     with lockstep(model.weights if model.built else (), PlanError, SourceError) as workers:
-        targets = targets_of(model)
+        targets, published = targets_of(model), published_layers(model)
         with open_together(workers, source) as opened:
             if mapping is None and family_rules is None:
-                family_rules = _rules_of_layers(model, targets, opened)
-            return build_plan(
+                family_rules = rules_of_layers(published, targets, opened)
+            made = build_plan(
                 model,
                 opened,
                 targets,
@@ -95,6 +99,9 @@ def plan(
                 strict=strict,
                 family_rules=family_rules,
             )
+            problems = argument_problems(published, made.steps, opened, workers)
+            made.mistakes = [*problems, *(each for each in made.mistakes if each not in problems)]
+            return made
 
 
 def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: Any) -> Plan:
@@ -120,39 +127,6 @@ def load(model: keras.layers.Layer, source: str | os.PathLike[str], **options: A
         tf.errors.UnavailableError: If another worker ended.
     """
     return plan(model, source, **options).apply()
-
-
-def _rules_of_layers(
-    model: keras.layers.Layer, targets: list[Target], source: Source
-) -> FamilyRules | None:
-    """Returns the rules of the layers in a model, or None if the file's keys are paths."""
-    parts: list[FamilyRules] = []
-    inside: set[int] = set()
-    for layer, prefix in paths_of(model):
-        rules_at = getattr(layer, "family_rules", None)
-        if id(layer) in inside or rules_at is None:
-            continue
-        parts.append(rules_at(prefix) or _without_config(layer, prefix))
-        inside.update(map(id, _keras.layers.all_layers(layer)))
-    if not parts:
-        return None
-    # `tfwd-pretrained convert` writes files whose keys are paths.
-    paths = {target.path for target in targets if "/" in target.path}
-    if not paths.isdisjoint(end for key in source.entries for end in path_ends(key)):
-        return None
-    return FamilyRules.of_all(parts)
-
-
-def _without_config(layer: keras.layers.Layer, prefix: str) -> FamilyRules:
-    """Returns rules without keys for a layer that was not made from a published config."""
-    return FamilyRules(
-        {},
-        notes=(
-            f"layer '{layer.name}' does not know the keys of a published model, because it was "
-            "made from its arguments or is a copy: give family_rules="
-            f"{type(layer).__name__}.from_config(folder).family_rules({prefix!r})",
-        ),
-    )
 
 
 def _as_list(patterns: str | Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import math
 
 import keras
 
+from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatureOrder
@@ -50,6 +51,8 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
     if not (isinstance(inputs, FlattenedAxes) or isinstance(outputs, FlattenedAxes)):
         return layout
     shape = target.shape
+    if isinstance(target.owner, keras.layers.EinsumDense):
+        return _einsum_layout_of_image(target, inputs, outputs) or layout
     first = _split_axis(inputs, shape[0])
     if len(shape) == 1:
         return Layout(shape, first.torch_shape, first.positions, shape)
@@ -69,6 +72,8 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
         return (orders.outputs if rank == 1 and name == "bias" else None), None
+    if isinstance(owner, keras.layers.EinsumDense):
+        return (orders.inputs if name == "kernel" else None), orders.outputs
     inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatureOrder) and rank else None
     outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatureOrder) and rank else None
     if rank == 2 or (rank == 1 and isinstance(owner, ORDER_PRESERVING_LAYERS)):
@@ -85,8 +90,8 @@ def is_known_layout(target: Target) -> bool:
         return True
     if isinstance(owner, keras.layers.EinsumDense):
         # PyTorch has no layer with a kernel per position, or with a kernel that is summed first.
-        inputs, kernel, output = _einsum_axes(owner)
-        once = all((axis in inputs) != (axis in output) for axis in kernel)
+        terms = einsum_terms(owner)
+        once = all((axis in terms.inputs) != (axis in terms.output) for axis in terms.kernel)
         return name == "bias" or (name == "kernel" and once)
     if isinstance(owner, _DEPTHWISE):  # its kernel has different names in Keras 2 and Keras 3
         return name in ("kernel", "depthwise_kernel")
@@ -160,18 +165,63 @@ def _einsum_layout(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> L
     PyTorch has the axes in the order of the layer's output and input. The kernel may have them in
     another order.
     """
-    inputs_of, kernel, output = _einsum_axes(owner)
-    outputs = [axis for axis in output if axis in kernel]
-    inputs = [axis for axis in inputs_of if axis in kernel and axis not in output]
-    size = dict(zip(kernel, shape, strict=True))
-    order = [*outputs, *inputs]
+    terms = einsum_terms(owner)
+    size = dict(zip(terms.kernel, shape, strict=True))
+    order = [*terms.made, *terms.summed]
     split = tuple(size[axis] for axis in order)
-    in_file = (math.prod(size[a] for a in outputs), math.prod(size[a] for a in inputs))
-    return Layout(in_file, split, tuple(order.index(axis) for axis in kernel), shape)
+    in_file = (math.prod(size[a] for a in terms.made), math.prod(size[a] for a in terms.summed))
+    return Layout(in_file, split, tuple(order.index(axis) for axis in terms.kernel), shape)
 
 
-def _einsum_axes(owner: keras.layers.EinsumDense) -> tuple[str, str, str]:
-    """Returns the letters of the axes of an einsum layer's input, kernel and output."""
-    operands, _, output = owner.equation.replace(" ", "").replace("...", "").partition("->")
-    inputs, _, kernel = operands.partition(",")
-    return inputs, kernel, output
+def _einsum_layout_of_image(
+    target: Target, inputs: FeatureOrder, outputs: FeatureOrder
+) -> Layout | None:
+    """Returns the layout of a weight of an einsum layer that flattens or makes an image.
+
+    Args:
+        target: The kernel or the bias.
+        inputs, outputs: Orders of the features that the layer sums over, and that it makes.
+
+    Returns:
+        The layout. None if the features do not divide into the axes of the weight.
+    """
+    shape = target.shape
+    if target.name == "bias":
+        divided = _divided_axes(outputs, shape)
+        if divided is None:
+            return None
+        split, axes = divided
+        return Layout((math.prod(shape),), split, sum(axes, ()), shape)
+    terms = einsum_terms(target.owner)
+    size = dict(zip(terms.kernel, shape, strict=True))
+    made = _divided_axes(outputs, tuple(size[axis] for axis in terms.made))
+    summed = _divided_axes(inputs, tuple(size[axis] for axis in terms.summed))
+    if made is None or summed is None:
+        return None
+    axes_of = dict(zip(terms.made, made[1], strict=True))
+    for letter, group in zip(terms.summed, summed[1], strict=True):
+        axes_of[letter] = tuple(len(made[0]) + axis for axis in group)
+    return Layout(
+        (math.prod(made[0]), math.prod(summed[0])),
+        (*made[0], *summed[0]),
+        sum((axes_of[letter] for letter in terms.kernel), ()),
+        shape,
+    )
+
+
+def _divided_axes(
+    order: FeatureOrder, sizes: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[tuple[int, ...]]] | None:
+    """Returns the sizes of the axes of features in PyTorch, and the axes of each axis of a weight.
+
+    Args:
+        order: Order of the features.
+        sizes: Sizes of the axes of the weight, in Keras's order.
+
+    Returns:
+        The sizes and the axes. None if the features do not divide into the axes of the weight.
+    """
+    if not isinstance(order, FlattenedAxes):
+        return sizes, [(axis,) for axis in range(len(sizes))]
+    axes = axes_of_features(order, sizes)
+    return None if axes is None else (order.torch_shape, axes)

@@ -6,6 +6,7 @@ import math
 
 import keras
 
+from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatureOrder
 from tfwd.pretrained.key_rules import Key
@@ -52,7 +53,7 @@ def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrde
 def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
     """Returns the error for an unknown order of flattened features; None if the order is known."""
     inputs, outputs = feature_orders(target, orders)
-    if isinstance(inputs, FlattenedAxes) and math.prod(inputs.shape) != target.shape[0]:
+    if isinstance(inputs, FlattenedAxes) and not _fits(inputs, target):
         return (
             f"'{target.path}' is {target.shape}, but Key({key.name!r}, flattened={key.flattened}) "
             f"has {math.prod(inputs.shape)} entries: give the shape in PyTorch of the tensor that "
@@ -72,3 +73,12 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
         f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
         "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"
     )
+
+
+def _fits(inputs: FlattenedAxes, target: Target) -> bool:
+    """Returns True if the axes of flattened features are the inputs of a kernel."""
+    if not isinstance(target.owner, keras.layers.EinsumDense):
+        return math.prod(inputs.shape) == target.shape[0]
+    terms = einsum_terms(target.owner)
+    size = dict(zip(terms.kernel, target.shape, strict=True))
+    return axes_of_features(inputs, tuple(size[axis] for axis in terms.summed)) is not None

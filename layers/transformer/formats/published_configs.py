@@ -91,11 +91,15 @@ class Configuration:
                 f"supported; use one of {', '.join(BY_NAME)}"
             )
 
-    def differences(self, layer: Any) -> list[str]:
+    def differences(
+        self, layer: Any, is_own: bool = True, has_all_layers: bool = True
+    ) -> list[str]:
         """Lists a layer's arguments that differ from the config and are not visible in shapes.
 
         Args:
             layer: Layer that is going to have this model's weights.
+            is_own: bool. True if this config made the layer. Default True.
+            has_all_layers: bool. False if the layer has selected layers of the model. Default True.
 
         Returns:
             One sentence per difference.
@@ -104,8 +108,11 @@ class Configuration:
         published |= self.family.arguments(self.values)
         if published["num_shared"] == published["num_layers"]:
             published["num_shared"] = None
+        names = list(_NOT_IN_SHAPES)
+        if has_all_layers and published["num_shared"] and hasattr(layer, "num_shared"):
+            names.append("num_layers")  # layers that share their weights have no shapes
         found = []
-        for name in _NOT_IN_SHAPES:
+        for name in names:
             if not hasattr(layer, name) or name not in published:
                 continue
             ours, theirs = getattr(layer, name), published[name]
@@ -120,9 +127,10 @@ class Configuration:
             else:
                 same = ours == theirs
             if not same:
+                advice = f"remove {name}" if is_own else "make the layer with its from_config"
                 found.append(
                     f"{self.name}: {name} is {theirs!r} in the config, but {ours!r} in layer "
-                    f"'{layer.name}'. The weights need the value of the config: remove {name}"
+                    f"'{layer.name}'. The weights need the value of the config: {advice}"
                 )
         return found
 
@@ -190,6 +198,22 @@ def read_config(source: Any, overrides: Mapping[str, Any] | None = None) -> Conf
             name, values = workers.json_from_chief(lambda: _read(path))
     else:
         raise ValueError(f"{source!r} is not a path: pass the folder of a published model")
+    return check_config(name, values, overrides)
+
+
+def check_config(
+    name: str, values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Configuration:
+    """Returns the config of a published model from its entries.
+
+    Args:
+        name: Source of the entries, for messages.
+        values: All entries of the config.
+        overrides: Arguments of the layers that replace values of the config. Default None.
+
+    Raises:
+        ValueError: If tfwd does not support the family or a setting.
+    """
     model_type = values.get("model_type")
     if model_type not in ALL:
         raise ValueError(

@@ -21,6 +21,7 @@ from tfwd.layers.transformer.composite_layer import Composite
 from tfwd.layers.transformer.formats.encoder_families import FAMILIES
 from tfwd.layers.transformer.formats.published_configs import (
     Configuration,
+    check_config,
     is_published,
     read_config,
 )
@@ -154,7 +155,7 @@ class Published(Composite):
         if not load_weights:
             _keras.layer_building.build(layer, layer.any_input_shape())
             return layer
-        if differences := read.differences(layer):
+        if differences := layer._differences(read):
             raise ValueError(differences[0])
         if overrides.get("add_pooler"):
             patterns = [allow_missing] if isinstance(allow_missing, str) else allow_missing
@@ -187,8 +188,35 @@ class Published(Composite):
         """
         if self._origin is None:
             return None
-        problems = tuple(self._origin.read.differences(self))
+        problems = tuple(self._differences(self._origin.read))
         return dataclasses.replace(self._origin.rules(at), problems=problems)
+
+    def argument_problems(self, path: str, config: Mapping[str, Any] | None) -> list[str]:
+        """Lists the arguments that differ from the config of weights, and that shapes do not show.
+
+        Args:
+            path: Path of the config, for messages.
+            config: dict of the published config beside the weights. None for the config that made
+                this layer. A config of a family that this layer is not for counts as None.
+
+        Returns:
+            One sentence per argument. Empty if the layer was not made from a published config.
+        """
+        if self._origin is None:
+            return []
+        read = self._origin.read
+        if config is not None and config.get("model_type") in self.families:
+            try:
+                read = check_config(path, config)
+            except ValueError as error:
+                return [str(error)]
+        return self._differences(read)
+
+    def _differences(self, read: Configuration) -> list[str]:
+        """Lists the arguments that differ from a config, and that shapes do not show."""
+        assert self._origin is not None
+        is_own = read.values == self._origin.read.values
+        return read.differences(self, is_own, has_all_layers=self._origin.layers is None)
 
     def any_input_shape(self) -> tuple:
         """Returns an input shape with which the layer can be built."""

@@ -109,6 +109,11 @@ def _csv(path: str, content: str, text: str, label: str) -> Lines:
     reader = csv.DictReader(io.StringIO(content), strict=True)
     try:
         columns = list(reader.fieldnames or [])
+        if name := _repeated(filter(None, columns)):
+            raise UserError(
+                f"{path}: its first line names the column {name!r} twice; give each column its own "
+                "name"
+            )
         for key, name in (("text", text), ("label", label)):
             if name not in columns:
                 raise UserError(
@@ -129,9 +134,13 @@ def _csv(path: str, content: str, text: str, label: str) -> Lines:
 def _json(path: str, content: str, text: str, label: str) -> Lines:
     for number, line in enumerate(content.rstrip("\n").split("\n"), 1):
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_Object)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+        if isinstance(found, _Object) and found.repeated is not None:
+            raise UserError(
+                f"{path}, line {number} has the key {found.repeated!r} twice; give each key once"
+            )
         if not isinstance(found, dict) or text not in found or label not in found:
             raise UserError(
                 f"{path}, line {number} is not an object with {text!r} and {label!r}; set "
@@ -140,6 +149,31 @@ def _json(path: str, content: str, text: str, label: str) -> Lines:
         if not isinstance(found[text], str) or not isinstance(found[label], (str, int)):
             raise UserError(f"{path}, line {number}: {text!r} and {label!r} must be texts")
         yield number, Example(found[text], str(found[label]))
+
+
+class _Object(dict):
+    """Object of JSON that knows whether it has a key twice.
+
+    Args:
+        pairs: Keys with their values.
+
+    Attributes:
+        repeated: the first key that is there twice, or None.
+    """
+
+    def __init__(self, pairs: list[tuple[str, object]]) -> None:
+        super().__init__(pairs)
+        self.repeated = _repeated(key for key, _ in pairs)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """Returns the first name that is there twice, or None."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def read_parts(data: ml_collections.ConfigDict) -> Splits:

@@ -7,6 +7,8 @@ layer's weights therefore have their rows in another order. The same holds for t
 - `orders.py`: the order of a tensor's axes, and of flattened features.
 - `layer_groups.py`: Keras layers that have the same effect on the order.
 - `reshape_rules.py`, `forward_rules.py`, `backward_rules.py`: the effect of one layer.
+- `einsum_axes.py`: the effect of `EinsumDense`.
+- `image_axes_rules.py`: layers that PyTorch's model may run with the channels last.
 - `layer_orders.py`: the orders that were found at each layer.
 - `propagation.py`: the pass through a model.
 """

@@ -8,12 +8,15 @@ from typing import Any
 import keras
 
 from tfwd import _keras
+from tfwd.pretrained.flatten_order.einsum_axes import einsum_input_order, made_features
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
+    has_image_layers,
     image_axes,
     is_reshape,
     may_reorder_entries,
@@ -24,7 +27,9 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     Shape,
     TensorOrder,
+    UnknownAxisOrder,
     UnknownFeatureOrder,
+    flattens_differently,
     is_flattened,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
@@ -52,7 +57,18 @@ def required_input_order(
         recorder.record(layer, "outputs", features)
         if len(shape) < 2:
             return None
-        return required if isinstance(required, tuple) else tuple(range(len(shape)))
+        if flattens_differently(required, result):
+            reason = f"'{layer.name}' is on the channels of an image of {result}"
+            return UnknownAxisOrder(reason, in_sums=False)
+        if isinstance(required, UnknownAxisOrder) and not required.is_sequence:
+            return required
+        return tuple(range(len(shape)))
+    if isinstance(layer, keras.layers.EinsumDense):
+        if features is not None:
+            _record_unknown_outputs(layer, recorder)
+            return tuple(range(len(shape))) if len(shape) > 1 else None
+        recorder.record(layer, "outputs", made_features(layer, required, result))
+        return einsum_input_order(layer, required, shape, result)
     if is_reshape(layer):
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
@@ -75,14 +91,35 @@ def required_input_order(
     if shape == result and isinstance(layer, ORDER_PRESERVING_LAYERS):
         if features is not None:
             recorder.record(layer, "inputs", features)
-        return required
+        return order_after(layer, required, shape)
     has_weights = bool(weights_of(layer))
-    if shape == result and not may_reorder_entries(layer) and not has_weights:
-        return required
+    is_kept = not has_weights or isinstance(required, (tuple, UnknownAxisOrder))
+    if shape == result and not may_reorder_entries(layer) and is_kept:
+        return order_after(layer, required, shape)
     if features is not None and has_weights:
         _record_unknown_outputs(layer, recorder)
     elif features is not None and shape and math.prod(size or 0 for size in shape) != 1:
         return _changed_features(layer)
+    if len(shape) > 1 and has_image_layers(layer):
+        return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may take an image")
+    return _required_features(layer, required, shape, result) if len(shape) == 1 else None
+
+
+def _required_features(
+    layer: Any, required: TensorOrder, shape: Shape, result: Shape
+) -> UnknownFeatureOrder | None:
+    """Returns the unknown order of features that a custom layer or operation makes an image of."""
+    inside = _keras.layers.all_layers(layer) if has_image_layers(layer) else ()
+    for inner in inside:
+        target = inner.target_shape if isinstance(inner, keras.layers.Reshape) else ()
+        if len(target) > 1 and -1 not in target and (math.prod(target),) == shape:
+            return UnknownFeatureOrder(f"'{inner.name}' makes an image of {tuple(target)}")
+    if None in shape or None in result or math.prod(shape) != math.prod(result):
+        return None
+    if isinstance(required, UnknownAxisOrder):
+        return UnknownFeatureOrder(required.reason)
+    if flattens_differently(required, result):
+        return UnknownFeatureOrder(f"'{layer.name}' makes an image of {result}")
     return None
 
 

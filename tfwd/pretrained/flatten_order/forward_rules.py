@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfwd.pretrained.flatten_order.einsum_axes import einsum_output_order
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
@@ -52,7 +54,11 @@ def output_order(
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
-        return image_axes(layer, len(result)) if len(result) > 1 else None
+        if len(result) < 2:
+            return None
+        return order_after(layer, image_axes(layer, len(result)), result)
+    if isinstance(layer, keras.layers.EinsumDense):
+        return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
         return tuple(range(len(result))) if len(result) > 1 else None
     if isinstance(layer, keras.layers.Dense):
@@ -91,8 +97,11 @@ def _dense_output_order(
     if len(result) < 2:
         return None
     if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
-        return UnknownAxisOrder(f"'{layer.name}' is on the channels of an image of {shape}")
-    return order if isinstance(order, UnknownAxisOrder) else tuple(range(len(result)))
+        reason = f"'{layer.name}' is on the channels of an image of {shape}"
+        return UnknownAxisOrder(reason, in_sums=False)
+    if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
+        return order
+    return tuple(range(len(result)))
 
 
 def _elementwise_output_order(
@@ -106,7 +115,7 @@ def _elementwise_output_order(
     is_unknown_layer = bool(weights_of(layer)) and not isinstance(layer, ORDER_PRESERVING_LAYERS)
     if is_unknown_layer and is_flattened(order) and len(set(same_shape)) == 1:
         return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
-    return order
+    return order_after(layer, order, result)
 
 
 def _other_axis_order(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
@@ -126,13 +135,21 @@ def _other_feature_order(
         return UnknownFeatureOrder(
             f"'{layer.name}' has convolutions inside, and may flatten an image"
         )
-    if not isinstance(order, tuple) or None in shape:
+    if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
-    if math.prod(shape) != result[0] or not flattens_differently(order, shape):
+    # A custom layer may also pool. Global pooling returns a feature for each channel.
+    may_flatten = result[0] > shape[-1] and not operation_name(layer)
+    if math.prod(shape) != result[0] and not may_flatten:
         return None
-    return UnknownFeatureOrder(f"'{layer.name}' flattens {shape}")
+    if isinstance(order, UnknownAxisOrder):
+        is_vector = sum(size != 1 for size in shape) < 2
+        return None if is_vector else UnknownFeatureOrder(order.reason)
+    if not flattens_differently(order, shape):
+        return None
+    what = "flattens" if math.prod(shape) == result[0] else "may flatten a part of"
+    return UnknownFeatureOrder(f"'{layer.name}' {what} {shape}")
 
 
 def _has_units(layer: Any, count: int | None) -> bool:
     """Returns True if a weight has as many outputs as the layer, which then flattens nothing."""
-    return any(tuple(weight.shape)[-1:] == (count,) for weight in layer.weights)
+    return any(tuple(weight.shape)[-1:] == (count,) for weight in weights_of(layer))

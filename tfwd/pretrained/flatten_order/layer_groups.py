@@ -43,6 +43,10 @@ ORDER_PRESERVING_LAYERS = (
     *_named("RMSNormalization", "UnitNormalization", "Rescaling", "Masking"),
     *_of_ranks("SpatialDropout{}D"),
 )
+# These layers normalize the last axes in PyTorch.
+LAST_AXES_LAYERS = _named("LayerNormalization", "RMSNormalization")
+# These layers have the channels on the first axis in PyTorch.
+FIRST_AXIS_LAYERS = _named("BatchNormalization", "GroupNormalization")
 # Operations that may reorder the entries of a tensor without changing its shape.
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
@@ -93,7 +97,8 @@ def has_image_layers(layer: Any) -> bool:
     """Returns True for a layer that is or contains a layer of images."""
     if not isinstance(layer, keras.layers.Layer):
         return False
-    return any(isinstance(inner, IMAGE_LAYERS) for inner in _keras.layers.all_layers(layer))
+    kinds = (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)
+    return any(isinstance(inner, kinds) for inner in _keras.layers.all_layers(layer))
 
 
 def weights_of(layer: Any) -> list[Any]:

@@ -48,9 +48,15 @@ class UnknownAxisOrder:
 
     Attributes:
         reason: str. Clause that says why the order is unknown.
+        in_sums: bool. True if the sum of the tensor and an image has an unknown order too.
+            Default True.
+        is_sequence: bool. True if a layer on the channels, which PyTorch has last, shows the order
+            again. Default False.
     """
 
     reason: str
+    in_sums: bool = True
+    is_sequence: bool = False
 
 
 # None: PyTorch has the same order, or nothing was flattened.
@@ -109,10 +115,18 @@ def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
     Returns:
         The order. None if there is none, or if orders of axes differ.
     """
-    distinct = set(orders)
+    distinct = dict.fromkeys(orders)
     if len(distinct) < 2:
-        return distinct.pop() if distinct else None
+        return next(iter(distinct), None)
     if any(map(is_flattened, distinct)):
         return UnknownFeatureOrder(conflict)
-    known = distinct - {None}
-    return known.pop() if len(known) == 1 else None
+    unknown = [o for o in distinct if isinstance(o, UnknownAxisOrder) and o.in_sums]
+    if unknown and not any(map(is_order_of_torch, distinct)):
+        return unknown[0]
+    known = [order for order in distinct if order is not None]
+    return known[0] if len(known) == 1 else None
+
+
+def is_order_of_torch(order: TensorOrder) -> bool:
+    """Returns True for axes that PyTorch has in the same order."""
+    return isinstance(order, tuple) and order == tuple(range(len(order)))

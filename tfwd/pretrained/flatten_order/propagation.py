@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,14 +15,19 @@ from tfwd.pretrained.flatten_order.backward_rules import (
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
+from tfwd.pretrained.flatten_order.layer_orders import (
+    LayerOrders,
+    OrderRecorder,
+    Side,
+    unseen_images,
+)
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
+    UnknownAxisOrder,
     UnknownFeatureOrder,
-    channels_last,
     common_order,
-    flattened_axes,
+    flattens_differently,
     is_flattened,
 )
 
@@ -45,48 +50,80 @@ class _Propagation:
         self.recorder = OrderRecorder()
         self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
         self._in_graphs: set[int] = set()  # ids of layers
+        self._image_layers: set[int] = set()  # ids of layers
+        # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
+        self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
+        self._image_layers = _image_layers(model)
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
-        self._record_unseen_flatten(
-            [layer for layer in without_graph if id(layer) not in self._in_graphs]
-        )
+        unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
+        for side, shape, reason in self._unseen_images(unseen):
+            self.recorder.record_unseen(side, shape, unseen, reason)
+            if None not in shape:
+                self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
 
-    def _run_graphs(self, layer: Any, without_graph: list[Any]) -> None:
-        """Runs through all graphs inside a layer, and collects the layers that have no graph."""
+    def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
+        """Runs through all graphs inside a layer, and collects the layers that have no graph.
+
+        Args:
+            layer: The layer.
+            without_graph: Gets the layers.
+            is_inside: bool. True if another layer without a graph contains the layer.
+        """
+        layer = _unwrapped(layer)
         if id(layer) in self._in_graphs:
             return
         graph = _keras.layers.graph(layer)
         if graph is not None:
-            self._forward(graph, [None] * len(graph.inputs))
-            self._backward(graph, [None] * len(graph.outputs))
+            beside = None
+            if is_inside and self._image_layers - _image_layers(layer):
+                beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
+            ends = [*graph.inputs, *graph.outputs]
+            orders = [beside if len(_shape_of(tensor)) > 1 else None for tensor in ends]
+            found = self._forward(graph, orders[: len(graph.inputs)])
+            self._backward(graph, orders[len(graph.inputs) :])
+            if is_inside:
+                self._graphs_inside.append((layer.name, graph, found))
         else:
             without_graph.append(layer)
         for inner in _keras.layers.sublayers(layer):
-            self._run_graphs(inner, without_graph)
+            self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
 
-    def _record_unseen_flatten(self, layers: list[Any]) -> None:
-        """Records the layers of a subclassed model that may take the output of a `Flatten` layer.
+    def _unseen_images(self, layers: Sequence[Any]) -> Iterator[tuple[Side, Shape, str]]:
+        """Yields the images that may be flattened or made outside all graphs.
 
         Args:
             layers: Layers that are in no graph.
+
+        Yields:
+            As `unseen_images` returns.
         """
-        if not any(isinstance(layer, IMAGE_LAYERS) for layer in layers):
-            return
-        for layer in layers:
-            if not isinstance(layer, keras.layers.Flatten):
-                continue
-            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
-            if len(shape) < 2 or None in shape:
-                continue
-            if not flattened_axes(shape, channels_last(len(shape))):
-                continue
-            reason = f"'{layer.name}' flattens {shape}, maybe for this layer"
-            for owner in layers:
-                weights = _keras.layers.held_weights(owner)
-                if any(tuple(w.shape)[:1] == (math.prod(shape),) for w in weights):
-                    self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
+        yield from unseen_images(layers, has_images=bool(self._image_layers))
+        for name, graph, orders in self._graphs_inside:
+            for tensor, order in zip(graph.outputs, orders, strict=True):
+                shape = _shape_of(tensor)
+                if is_flattened(order):
+                    reason = f"'{name}' returns flattened features, maybe for this layer"
+                    yield "inputs", shape[-1:], reason
+                elif flattens_differently(order, shape):
+                    reason = f"'{name}' returns an image of {shape}, maybe flattened for this layer"
+                    yield "inputs", shape, reason
+
+    def _run_graphs_inside(self, side: Side, size: int, order: UnknownFeatureOrder) -> None:
+        """Runs again through the graphs that may take features, or return them.
+
+        Args:
+            side: "inputs" or "outputs" of the graphs.
+            size: Number of features.
+            order: Their order.
+        """
+        for _, graph, _ in self._graphs_inside:
+            tensors = graph.inputs if side == "inputs" else graph.outputs
+            orders = [order if _shape_of(tensor) == (size,) else None for tensor in tensors]
+            if any(orders):
+                (self._forward if side == "inputs" else self._backward)(graph, orders)
 
     def _forward(self, graph: Any, inputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders of a graph's outputs. Records the orders of the layers' inputs.
@@ -240,6 +277,12 @@ def _shape_of(tensor: Any) -> Shape:
     """Returns the shape without the first axis; empty if the number of axes is unknown."""
     shape = tensor.shape
     return () if getattr(shape, "rank", 0) is None else tuple(shape)[1:]
+
+
+def _image_layers(layer: Any) -> set[int]:
+    """Returns the ids of the image layers that a layer is or contains."""
+    inside = _keras.layers.all_layers(layer)
+    return {id(inner) for inner in inside if isinstance(inner, IMAGE_LAYERS)}
 
 
 def _unwrapped(layer: Any) -> Any:
