@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-addons = pytest.importorskip("tensorflow_addons")
+pytest.importorskip("tensorflow_addons")
+import tensorflow_addons as addons
 from addons_optimizers_table import AVERAGES
 
 from tfwd.callbacks import FiniteCheck

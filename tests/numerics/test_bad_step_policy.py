@@ -44,7 +44,7 @@ def test_restores_of_an_epoch() -> None:
             np.testing.assert_array_equal(weight.numpy(), stored)
             policy.good_step()  # does not reach the end of the epoch
         reason = policy.reason_to_stop()
-        assert reason == "before this step, 2 consecutive bad steps led to a restore"
+        assert reason == "before this step, 2 bad steps led to a restore of the same epoch"
         weight.assign_add([1.0, 1.0])
 
 

@@ -279,8 +279,9 @@ class Elementwise(layers.Layer):
         (tf.math.reciprocal, "a function outside its domain"),
         (lambda x: tf.square(x + 300.0), "an overflow of float16"),
         (lambda x: tf.exp(x + 12.0), "an overflow of float16"),
+        (lambda x: tf.exp(x / 298.0 + 14.0), "an overflow of float16"),
     ],
-    ids=["log(0)", "1/0", "square", "exp"],
+    ids=["log(0)", "1/0", "square", "exp", "exp of small inputs"],
 )
 def test_infinity_of_a_layer_in_half_precision(function, expected, policy):
     """A logarithm of 0 is no mask of -infinity, and 1/0 is no overflow."""

@@ -82,8 +82,9 @@ class FiniteCheck(keras.callbacks.Callback):
             color is log10 of the largest absolute value. The plot is drawn at the end of training
             and after each bad step. With `plot` or `log_dir`, each step reads each tensor once
             more. Default None.
-        max_consecutive: int. The number of consecutive bad steps to skip or restore from. The next
-            bad step raises the error. Default 5.
+        max_consecutive: int. The number of consecutive bad steps to skip. For "restore", the
+            number of bad steps from which the same epoch is restored: good steps between them
+            do not count. The next bad step raises the error. Default 5.
         factor: float. The factor of the learning rate for "restore". Default 0.5.
         log_every_n_steps: int. See `log_dir`. Default 100.
         exclude: regular expression, or a list of them. Layers that may have non-finite values, for

@@ -15,7 +15,8 @@ class BadStepPolicy:
 
     Args:
         action: "raise", "skip" or "restore".
-        max_consecutive: int. The number of consecutive bad steps to skip or restore from.
+        max_consecutive: int. The number of consecutive bad steps to skip; for "restore", of bad
+            steps from which the same epoch is restored.
         factor: float. The factor of the learning rate, for each restore of the same epoch.
 
     Attributes:
@@ -49,9 +50,10 @@ class BadStepPolicy:
         if self.action == "raise":
             return ""
         if self.failures >= self._max_consecutive:
-            effect = "were skipped" if self.action == "skip" else "led to a restore"
-            count = self.failures
-            return f"before this step, {count} consecutive bad steps {effect}" if count else ""
+            effect = "consecutive bad steps were skipped"
+            if self.action == "restore":
+                effect = "bad steps led to a restore of the same epoch"
+            return f"before this step, {self.failures} {effect}" if self.failures else ""
         if self.action == "restore" and self._values is None:
             return "no epoch has ended with finite weights yet, so no state can be restored"
         return None

@@ -114,7 +114,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         reasons.append(f"+infinity comes from the exponential of {what_exp} {limit}")
     elif found.positive_inf:
         reasons.append(
-            "+infinity comes from 1/0, an exponential beyond 88, or minus a logarithm of 0"
+            f"+infinity comes from 1/0, an exponential beyond {exp_limit(first):.3g}, or minus a "
+            "logarithm of 0"
         )
     if found.negative_inf:
         reasons.append("-infinity comes from a logarithm of 0, or from -1/0")

@@ -99,7 +99,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
                 return
             seen += (
                 f" Its inputs are at most {given:.3g}, and its finite outputs at most {made:.3g}. "
-                "A number inside the layer is larger, for example a large sum or a square."
+                "A number inside the layer is larger, for example a large sum or a square, or the "
+                "layer divides by 0."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -121,11 +122,15 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _may_overflow_half(evidence: Evidence) -> bool:
-    """Returns True if products and sums of a layer's inputs, or an exponential, can overflow.
+    """Returns False if infinity probably comes from zeros, as in 1/0 or a logarithm of 0.
 
-    Otherwise infinity comes from a function outside its domain, such as 1/0.
+    The input then has enough zeros, and products and sums of its elements cannot overflow.
     """
     given = [one for one in evidence.tensors_before if one.frame.dtype != "int32"]
+    found = evidence.first.detail.summary
+    infinite = found.positive_inf + found.negative_inf
+    if not any(one.detail.summary.zeros >= infinite for one in given):
+        return True
     layer = evidence.first.frame.name.rpartition("/")[2]
     weights = [one for one in evidence.of("weight") if f"/{layer}/" in f"/{one.frame.name}"]
     largest = max([one.detail.summary.abs_max for one in given], default=math.inf)
