@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-pytest.importorskip("tensorflow_addons")
+addons = pytest.importorskip("tensorflow_addons")
 from addons_optimizers_table import AVERAGES
 
 from tfwd.callbacks import FiniteCheck
@@ -73,3 +73,23 @@ def test_a_restore_halves_the_rate_before_its_decay(decay):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
     # 16 steps before the restore, and 7 steps after it.
     assert int(model.optimizer.iterations.numpy()) == 23
+
+
+@pytest.mark.parametrize("normalization", ["WeightNormalization", "SpectralNormalization"])
+def test_weights_that_the_first_forward_pass_changes(normalization):
+    """Lookahead copies the weights when it is built. Keras builds it after the forward pass."""
+    wrapper = getattr(addons.layers, normalization)
+    options = {"data_init": False} if normalization == "WeightNormalization" else {}
+    x, y = data()
+    losses = []
+    for callbacks in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(1)
+        hidden = wrapper(keras.layers.Dense(5, "tanh"), **options)
+        model = keras.Sequential([keras.layers.Input((5,)), hidden, keras.layers.Dense(1)])
+        average = addons.optimizers.Lookahead(keras.optimizers.legacy.Adam(0.05), sync_period=3)
+        model.compile(average, "mse", run_eagerly=True)
+        fitted = model.fit(
+            x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=callbacks
+        )
+        losses.append(fitted.history["loss"])
+    assert losses[0] == losses[1]
