@@ -49,8 +49,12 @@ KEYS = {
     "data.train_examples": Key(
         0, WHOLE, "number of training texts, the same for each seed; 0: all"
     ),
-    "data.valid_share": Key(0.1, RATE, "share of train for validation, if there is no valid file"),
-    "data.max_length": Key(128, COUNT, "maximum number of tokens of a text, with special tokens"),
+    "data.valid_share": Key(
+        0.1, RATE, "share of the training texts for validation, if there is no valid file"
+    ),
+    "data.max_length": Key(
+        128, COUNT, "maximum number of tokens per text, including special tokens"
+    ),
     "data.batch_size": Key(32, COUNT, "texts per training step"),
     "data.eval_batch_size": Key(
         64, COUNT, "texts per batch in evaluation; does not affect results", ALWAYS
@@ -71,10 +75,10 @@ KEYS = {
         0, WHOLE, "number of the encoder's first layers that are not trained"
     ),
     "model.reinitialize_layers": Key(
-        0, WHOLE, "number of last layers to reinitialize, with the pooler"
+        0, WHOLE, "number of last layers to reinitialize, together with the pooler"
     ),
-    "model.weight_dropout": Key(0.0, RATE, "drop rate of the weights model.regularized; 0: off"),
-    "model.mixout": Key(0.0, RATE, "Mixout rate of the weights model.regularized; 0: off"),
+    "model.weight_dropout": Key(0.0, RATE, "drop rate on the weights in model.regularized; 0: off"),
+    "model.mixout": Key(0.0, RATE, "Mixout rate on the weights in model.regularized; 0: off"),
     "model.noise": Key(
         0.0, NOT_NEGATIVE, "standard deviation of the noise on model.regularized; 0: off"
     ),
@@ -86,7 +90,9 @@ KEYS = {
     "model.regularized": Key(
         "stack/.*/kernel", PATTERNS, "weights that are dropped, mixed or get noise"
     ),
-    "model.whole_inputs": Key(False, FLAG, "drop or mix all weights of a row (an input) together"),
+    "model.whole_inputs": Key(
+        False, FLAG, "drop or mix all weights of an input (a kernel row) together"
+    ),
     "model.recompute": Key(True, FLAG, "draw masks again in the backward pass, store only seeds"),
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **{

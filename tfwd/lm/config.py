@@ -91,7 +91,7 @@ KEYS = {
     "model.dtype_policy": Key("float32", one_of(*DTYPE_POLICIES), "Keras's dtype policy"),
     **OPTIMIZER_KEYS,
     "optimizer.scale_lr_by_window": Key(
-        True, FLAG, "scale the learning rate by the window's length / data.window"
+        True, FLAG, "multiply the learning rate by the window's length / data.window"
     ),
     **TRAINING_KEYS,
     "gradients.every": Key(
@@ -109,7 +109,7 @@ KEYS = {
     "sample.temperature": Key(
         0.8,
         NOT_NEGATIVE,
-        "1: the model's probabilities; 0: the most likely token",
+        "1: draw by the model's probabilities; 0: take the most likely token",
         ALWAYS,
     ),
     "sample.top_k": Key(0, WHOLE, "draw from the k most likely tokens; 0: from all", ALWAYS),
