@@ -62,6 +62,16 @@ def test_a_logarithm_of_zeros_is_no_mask():
     assert "'b, output' are from 0 to 0" in report.causes[0].evidence
 
 
+def test_logarithms_of_zeros_in_one_row_before_a_dense_layer():
+    @tf.function
+    def some_zeros(x):
+        rows = tf.range(tf.shape(x)[0])[:, tf.newaxis]
+        return tf.math.log(tf.where(rows == 3, 0.0, tf.abs(x) + 1.0))
+
+    model = keras.Sequential([keras.Input((4,)), Elementwise(some_zeros), layers.Dense(1)])
+    assert names(report_of(model, *data())) == [DOMAIN]
+
+
 def test_a_layer_that_is_only_named_after_attention():
     hidden = layers.Dense(3, name="hidden")
     root = Elementwise(tf.sqrt, name="attention_gate")

@@ -87,3 +87,43 @@ def test_a_gradient_of_one_call_of_a_shared_layer(eager):
     report = report_of(keras.Model([first, second], outputs), *data(2), run_eagerly=eager)
     assert report.where == "layer b"
     assert report.sentence.startswith("layer 'b': backward gradient for the output of 'encoder'")
+
+
+class EqualOutputs(keras.Model):
+    """Two layers whose outputs are equal, and code whose result is equal to an output."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case, half = case, {"kernel_initializer": "zeros", "dtype": "mixed_bfloat16"}
+        self.z1 = layers.Dense(3, name="z1", **half)
+        if case == "second":
+            self.z2 = layers.Dense(3, name="z2", **half)
+        if case != "code":
+            self.taker = layers.Dense(3, name="taker", dtype="mixed_bfloat16")
+            self.root = Root(name="root", dtype="float32")
+        self.last = layers.Dense(1, name="last")
+
+    def call(self, x):
+        first = self.z1(x)
+        if self.case == "second":  # only z2 is under the root
+            root = self.root(self.z2(x))
+        elif self.case == "both":  # z1 is under the root, and another layer takes it too
+            root = self.root(first)
+        else:  # the root is code
+            return self.last(tf.sqrt(tf.abs(tf.cast(first, tf.float32))))
+        return self.last(root + tf.cast(self.taker(first), tf.float32))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("second", "layer 'root': backward gradient for the output of 'z2'"),
+        ("both", "layers 'root' and 'taker': backward gradient for the output of 'z1'"),
+        ("code", "the loss, or code after layer 'z1': backward gradient"),
+    ],
+)
+def test_casts_of_equal_outputs(case, expected, eager):
+    keras.utils.set_random_seed(1)
+    report = report_of(EqualOutputs(case), *data(), run_eagerly=eager)
+    assert report.sentence.startswith(expected)

@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.engine import base_layer_utils
 from keras.src.mixed_precision import autocast_variable
@@ -86,3 +87,7 @@ def split_training(
 def is_symbolic() -> bool:
     """Returns True if Keras computes only the shapes of a call's outputs."""
     return base_layer_utils.call_context().in_keras_graph
+
+
+# The class and the method by which layers cast an input to their dtype.
+INPUT_CAST = (keras.layers.Layer, "_cast_single_input")

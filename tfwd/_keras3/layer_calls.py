@@ -102,3 +102,7 @@ def split_training(
 def is_symbolic() -> bool:
     """Returns True if Keras computes only the shapes of a call's outputs."""
     return in_symbolic_scope()
+
+
+# The class and the method by which layers cast an input to their dtype.
+INPUT_CAST = (keras.DTypePolicy, "convert_input")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
@@ -74,7 +73,7 @@ class Watch:
         self._has_loss = False  # since the last gradients were computed
         self._seen: dict[int, Any] = {}
         self._given: dict[int, _LayerCall] = {}  # by id of a tensor, the call that returned it
-        self._given_names: dict[str, _LayerCall] = {}  # the same by name, in a graph
+        self._casts: dict[int, tuple[Any, _LayerCall]] = {}  # by id, a cast output and its call
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
         self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
@@ -93,7 +92,12 @@ class Watch:
         try:
             with (
                 call_interception.intercepted(classes, self._call),
-                _keras.patched([(tf.GradientTape, "gradient", _backward)]),
+                _keras.patched(
+                    [
+                        (tf.GradientTape, "gradient", _backward),
+                        (*_keras.layer_calls.INPUT_CAST, _cast),
+                    ]
+                ),
             ):
                 yield self
         finally:
@@ -201,40 +205,15 @@ class Watch:
                 continue
             if self._is_new(value):
                 self._given.pop(id(value), None)  # the id of an earlier tensor
-                givers = self._givers_of_cast(value)
+                reference, giver = self._casts.get(id(value), (_nothing, None))
+                giver = giver if reference() is value else None
                 self.check("input", path, value, layer)
             else:
-                givers = [self._given[id(value)]] if id(value) in self._given else []
-            if len(givers) == 1:
-                self._followers.setdefault(givers[0], []).append(path)
-            if not _keras.is_of_keras(type(layer)):
-                self._before_users.update(giver for giver, _ in givers)
-
-    def _givers_of_cast(self, value: tf.Tensor) -> list[_LayerCall]:
-        """Returns the calls whose output a layer may have cast to its dtype.
-
-        A graph has the operation. In eager mode, the outputs with the same values are returned.
-        """
-        if isinstance(self._graph, tf.Graph):
-            given = value
-            while hasattr(given, "op"):  # an eager tensor is a constant in the graph
-                if given.name in self._given_names:
-                    return [self._given_names[given.name]]
-                if given.op.type not in ("Cast", "Identity"):
-                    break
-                given = given.op.inputs[0]
-            return []
-        outputs = [(self._seen[key](), call) for key, call in self._given.items()]
-        return list(
-            dict.fromkeys(
-                call
-                for output, call in outputs
-                if output is not None
-                and output.dtype != value.dtype
-                and output.shape == value.shape
-                and np.array_equal(tf.cast(output, value.dtype), value, equal_nan=True)
-            )
-        )
+                giver = self._given.get(id(value))
+            if giver is not None:
+                self._followers.setdefault(giver, []).append(path)
+                if not _keras.is_of_keras(type(layer)):
+                    self._before_users.add(giver[0])
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """Returns the outputs at all time steps of a recurrent layer that returns only the last."""
@@ -263,9 +242,12 @@ class Watch:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
         self._given[id(value)] = path, self._calls[path]
-        if hasattr(value, "op"):
-            self._given_names[value.name] = path, self._calls[path]
         return value
+
+    def _note_cast(self, value: Any, cast: Any) -> None:
+        """Records that a layer casts the output of another layer to its own dtype."""
+        if cast is not value and id(value) in self._given and not self._is_new(value):
+            self._casts[id(cast)] = weakref.ref(cast), self._given[id(value)]
 
     def _with_checked_gradient(self, path: str, layer: Any, value: tf.Tensor) -> tf.Tensor:
         """Returns the tensor with its mask. Backward then checks the gradient of the tensor."""
@@ -347,6 +329,20 @@ def _hides_nan(layer: Any) -> bool:
     # The activation of a recurrent layer belongs to its cell, which is another layer.
     name = getattr(vars(layer).get("activation"), "__name__", "")
     return name in NAN_HIDING_ACTIVATIONS and _keras.is_of_keras(type(layer))
+
+
+def _nothing() -> None:
+    """Stands for a weak reference to no object."""
+
+
+def _cast(own: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        result, watch = own(self, value, *args, **kwargs), present()
+        if watch is not None and tf.is_tensor(value):
+            watch._note_cast(value, result)
+        return result
+
+    return cast
 
 
 def _backward(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,9 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
             if given.detail.summary.size == found.size and zeros == found.negative_inf:
                 return  # it is the logarithm of 0
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
-        all_inputs = bool(after) and first.detail.vectors.any()  # all inputs of a softmax
+        # All inputs of a softmax are -infinity in some vector, and NaN follows.
+        all_inputs = bool(after) and first.detail.vectors.any()
+        all_inputs = all_inputs and not _has_no_softmax(evidence, after[0])
         if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or all_inputs):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
@@ -79,9 +81,18 @@ def _may_be_softmax(evidence: Evidence, first: Measurement) -> bool:
     """Returns True if the name says that a layer with NaN has a softmax, and nothing overflows."""
     layer = evidence.layer(first.frame.name)
     is_known = layer is None or _keras.is_of_keras(type(layer)) or _is_of_tfwd(type(layer))
+    is_known |= _is(first, ("softmax",))
     at = evidence.found.index(first)
     large = any(one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.found[:at])
     return first.frame.kind != "input" and is_known and not large and _is(first, NAMES)
+
+
+def _has_no_softmax(evidence: Evidence, found: Measurement) -> bool:
+    """Returns True if a tensor is the output of a layer of Keras without a softmax, as Dense."""
+    layer = evidence.layer(found.frame.name)
+    if layer is None or not _keras.is_of_keras(type(layer)) or _is(found, NAMES):
+        return False
+    return getattr(getattr(layer, "activation", None), "__name__", "") != "softmax"
 
 
 def _is_of_tfwd(cls: type) -> bool:
