@@ -118,8 +118,8 @@ OWN = {"_", "_abc_impl", "_obj_ref", "_optimizer_", "_self_", "_tfwd_intercepted
 
 
 # Names that Keras's objects and tfwd use for different things, and names that
-# `layers/_substitution/pure_layers.py` ignores when it compares layers. Otherwise each layer would
-# be analysed separately.
+# `layers/_substitution/keras_own_layers.py` ignores when it compares layers. Otherwise each layer
+# would be analysed separately.
 CHANCE = {
     "_autocast",
     "_constraint",

@@ -1,4 +1,4 @@
-"""The check of the current thread's step, to which layers and tensors report."""
+"""The `Watch` of the current thread's step, if there is one. Layers report arguments to it."""
 
 from __future__ import annotations
 

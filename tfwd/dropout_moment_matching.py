@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras, dtypes
 from tfwd._random import masks_and_normals, seeds
-from tfwd.layers._substitution import method_hooks, pure_layers
+from tfwd.layers._substitution import keras_own_layers, method_hooks
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized
 from tfwd.parametrizations import Dropout
@@ -119,7 +119,7 @@ def _dropped_kernel(layer: Any) -> tuple[Dropout, tf.Tensor]:
             )
         raise ValueError(f"{expected}; got {found}{hint}")
     plain: Any = layer.layer
-    if not any(pure_layers.is_plain(plain, kind) for kind in _KINDS):
+    if not any(keras_own_layers.is_plain(plain, kind) for kind in _KINDS):
         raise ValueError(
             f"{expected} of Keras, without LoRA, quantization or an activity regularizer; the "
             f"layer inside {found} is '{plain.name}' of type {type(plain).__name__}"

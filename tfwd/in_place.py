@@ -1,4 +1,4 @@
-"""Adds parametrizations to a model in place, and removes them."""
+"""`parametrize(in_place=True)` for a whole model, and the removal of its parametrizations."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._random import example_masks
-from tfwd.layers._substitution import pure_layers, weight_selection
+from tfwd.layers._substitution import keras_own_layers, weight_selection
 from tfwd.layers._substitution.outer_wrappers import present_chain
 from tfwd.layers._substitution.weight_selection import Parametrizations, Target, TargetedWeights
 from tfwd.parametrizations import chain
@@ -216,7 +216,7 @@ def _why_not(layer: Any) -> str:
         if _keras.layers.sublayers(layer):
             hint = ", which contains layers (wrap each of them, as tfwd.parametrize does)"
         return f"belongs to a layer of type {type(layer).__name__}{hint}"
-    if not pure_layers.is_plain(layer, kind):
+    if not keras_own_layers.is_plain(layer, kind):
         return (
             f"belongs to a {kind.__name__} layer with custom code, LoRA, quantization or an "
             "activity regularizer"

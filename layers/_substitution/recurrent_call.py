@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._recurrent import gru, lstm
-from tfwd.layers._substitution import caller_detection, pure_layers
+from tfwd.layers._substitution import caller_detection, keras_own_layers
 
 
 class _Kind(NamedTuple):
@@ -142,7 +142,7 @@ def fast_or_plain_call(
 def is_plain(layer: keras.Layer) -> bool:
     """Returns True if a call of the layer computes the same as `call`, without custom code."""
     kind = _kind(layer)
-    return kind is not None and pure_layers.is_plain(layer, kind.layer)
+    return kind is not None and keras_own_layers.is_plain(layer, kind.layer)
 
 
 def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
@@ -151,9 +151,9 @@ def _applies(layer: keras.layers.RNN, sequences: Any) -> bool:
     cell: Any = layer.cell
     return (
         kind is not None
-        and pure_layers.is_plain(layer, kind.layer, ours=True)
+        and keras_own_layers.is_plain(layer, kind.layer, ours=True)
         and type(cell) is kind.cell
-        and pure_layers.is_plain(cell, kind.cell)
+        and keras_own_layers.is_plain(cell, kind.cell)
         and _keras.recurrent_layers.has_plain_loop(layer)
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid

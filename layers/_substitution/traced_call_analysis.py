@@ -22,7 +22,7 @@ from tfwd._graph import private_graph_apis
 from tfwd._graph.stateless_call import Result
 from tfwd.layers._substitution import (
     call_packing,
-    pure_layers,
+    keras_own_layers,
     unsupported_weight_reads,
 )
 from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
@@ -61,7 +61,7 @@ def analyse(
         UserWarning: If the call does not read a parametrized weight.
     """
     unsupported_weight_reads.check_calls(name, owner)
-    signature = pure_layers.signature(owner)
+    signature = keras_own_layers.signature(owner)
     key = None if signature is None or call.wrappers else (signature, call.shared_analysis_key())
     if key in _shared:
         return _shared[key]

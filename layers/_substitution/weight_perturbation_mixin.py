@@ -6,7 +6,7 @@ and a seed. It runs the layer with the effective values in place of the variable
 
 In eager mode, or under a training flag that is a tensor, backward runs the layer a second time.
 This needs a proof that the layer computes the same again (see `traced_call_analysis` and
-`pure_layers`). Other layers store their effective weights.
+`keras_own_layers`). Other layers store their effective weights.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tfwd.layers._substitution import (
     acting_parametrizations,
     caller_detection,
     embedding_lookup,
+    keras_own_layers,
     method_hooks,
     outer_wrappers,
     per_example_call,
-    pure_layers,
     reference_weights,
     traced_call_analysis,
     unsupported_weight_reads,
@@ -202,7 +202,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
             self.draws.next(flag)  # a rate of 0 draws nothing, but the call counts
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
-        is_lookup = pure_layers.is_plain(subject, keras.layers.Embedding, ours=subject is self)
+        is_lookup = keras_own_layers.is_plain(subject, keras.layers.Embedding, ours=subject is self)
         is_lookup = is_lookup and self._calls_subject()
         looks_up = is_lookup and embedding_lookup.is_possible(subject, targeted, args, kwargs)
         if looks_up:
@@ -256,7 +256,7 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
         )
         again = recompute and call.runs_again()
         if again:
-            recompute = again = not analysis.taken and pure_layers.is_keras_own(owner)
+            recompute = again = not analysis.taken and keras_own_layers.is_keras_own(owner)
         before = AttributeSnapshot(owner) if again else None
         watch = contextlib.nullcontext() if analysis.seen else private_graph_apis.Accesses()
         with watch as accesses, unsupported_weight_reads.kept_tensors_explained(name):

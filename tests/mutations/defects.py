@@ -1042,7 +1042,7 @@ DEFECTS = [
     ),
     Defect(
         "equal layers share an analysis although one has a further parametrization",
-        "layers/_substitution/pure_layers.py",
+        "layers/_substitution/keras_own_layers.py",
         "    if len(added) > 1 or not is_keras_own(owner):\n",
         "    if not is_keras_own(owner):\n",
         ("tests/in_place/test_several_parametrizations.py", "-k", "equal_layers"),

@@ -18,7 +18,7 @@ from tfwd.lm.config import SCHEMA
 from tfwd.lm.trainer import Trainer
 from tfwd.runs.settings.command_line import call_function_in_file
 from tfwd.runs.storage.metrics import read_metrics
-from tfwd.runs.sweeps.trial import promote
+from tfwd.runs.sweeps.trial_run import promote
 from tfwd.runs.training.stop_signals import StopRequest
 from tfwd.tuning import stopwatch
 

@@ -1,7 +1,8 @@
-"""Logits of a softmax or sigmoid, from which Keras computes a cross-entropy.
+"""Keeps the logits of a softmax or sigmoid, if an identity replaces its output.
 
-From a probability that is rounded to 0, Keras would compute a wrong loss and a gradient of 0. So
-its losses look for the logits: at an attribute of the tensor or, in a graph, at its operation.
+Keras computes a cross-entropy from the logits. From a probability that is rounded to 0, it would
+compute a wrong loss and a gradient of 0. Its losses look for the logits at an attribute of the
+tensor or, in a graph, at its operation.
 """
 
 from __future__ import annotations

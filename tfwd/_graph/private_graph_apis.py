@@ -1,4 +1,4 @@
-"""Private TensorFlow graph APIs.
+"""Functions on private APIs of TensorFlow: captures, loops, branches, reads of variables.
 
 They trace into a scratch graph for inspection. They replace outer tensors that a function requests,
 for `saved_tensors`. They detect loops and branches. They find the variables that a function reads,

@@ -1,4 +1,4 @@
-"""`fit` of Keras 2.15 on several workers, which needs no repair.
+"""The functions of `_keras3.multi_worker_fit` for Keras 2.15, whose `fit` needs no repair.
 
 Callbacks of workers other than the chief already write to temporary folders.
 """

@@ -1,4 +1,4 @@
-"""Replaces the training function of a model while other callbacks are around it.
+"""Finds and replaces the training function of a model, inside the functions of other callbacks.
 
 Keras stores the function as `model.train_function`. A callback that wraps this function stores the
 function as `_trains`.

@@ -13,7 +13,7 @@ import tfwd
 from tfwd import _keras
 from tfwd import parametrizations as P
 from tfwd.dtypes import at_least_float32
-from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
+from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.resumable_dropout import Dropout
 from tfwd.layers import transformer as T
 from tfwd.layers.transformer.formats.published_layer import build_with_zeros, initialize_variables

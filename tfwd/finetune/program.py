@@ -9,7 +9,7 @@ import ml_collections
 
 from tfwd.finetune.config import SCHEMA
 from tfwd.finetune.data.corpus import Corpus, read_corpus
-from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
+from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.finetune.scores import LOSS
 from tfwd.runs.program_base import Program
 from tfwd.runs.storage.run_folder import RunFolder

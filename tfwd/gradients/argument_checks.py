@@ -1,4 +1,4 @@
-"""Checks the arguments and the model before any computation."""
+"""Checks the arguments of `moments` and its model, before anything is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes both moments of the per-example gradients of a batch."""
+"""`moments`: means of the per-example gradients of a batch, and of their squares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a sweep file imports.
+"""`Sweep`, `Float`, `Int`, `Choice` and `Boolean`: everything that a sweep file imports.
 
 from tfwd.lm.sweeps import Float, Sweep
 

@@ -1,4 +1,4 @@
-"""Adds parametrizations to a layer or model, removes them, and finds them."""
+"""Installs a parametrization on a single layer or weight, removes it, and finds it."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from tfwd.finetune import pretrained_folder
 from tfwd.finetune.data.labelled_texts import Example, Splits, check, read_parts
-from tfwd.finetune.data.labels_and_tokenizer import Vocabulary
 from tfwd.finetune.data.python_docstrings import load_python_docstrings
+from tfwd.finetune.data.vocabulary import Vocabulary
 from tfwd.runs.storage.data_fingerprint import fingerprint
 
 

@@ -1,4 +1,4 @@
-"""Rule for LSTM."""
+"""Rule for the per-example gradients of LSTM layers."""
 
 from __future__ import annotations
 

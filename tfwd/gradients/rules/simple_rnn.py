@@ -1,4 +1,4 @@
-"""Rule for SimpleRNN."""
+"""Rule for the per-example gradients of SimpleRNN layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tfwd-tune: sweeps over config keys, alone or with workers on other machines."""
+"""tfwd-tune without --program: sweeps over config keys of a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule for divisions of 0 by 0."""
+"""Rule for a bad step whose cause is a division of 0 by 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that PyTorch's model may run on an image with the channels last.
+"""Rules for layers before which PyTorch's model may have moved the channels of an image last.
 
 PyTorch's `LayerNorm` normalizes the last axes. To normalize channels, PyTorch's model moves them to
 the end. The Keras model does not show whether PyTorch's model moves them back before it flattens.

@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.summary import session_end_pb
 from tfwd.runs.errors import as_user_error
 from tfwd.runs.interfaces import Score
 from tfwd.runs.settings.validators import shown
-from tfwd.runs.sweeps.trial import Result
+from tfwd.runs.sweeps.trial_run import Result
 from tfwd.tuning.search_space import Choice, Float, Spec
 
 EPOCHS = "sweep/epochs"

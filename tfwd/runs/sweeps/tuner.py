@@ -23,8 +23,8 @@ from tfwd.runs.sweeps import tensorboard_hparams
 from tfwd.runs.sweeps.live_table import Board
 from tfwd.runs.sweeps.sweep import Sweep, apply
 from tfwd.runs.sweeps.sweep_folder import SweepFolder
-from tfwd.runs.sweeps.trial import promote, run
 from tfwd.runs.sweeps.trial_rows import OBJECTIVE
+from tfwd.runs.sweeps.trial_run import promote, run
 from tfwd.runs.training.non_finite_steps import Diverged
 from tfwd.runs.training.stop_signals import Stopped, StopRequest
 from tfwd.runs.training.train_command import free_memory
