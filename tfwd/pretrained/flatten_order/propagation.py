@@ -173,8 +173,7 @@ class _Propagation:
             self.recorder.record_inputs(layer, orders, shapes)
         if not orders or not results:
             return [None] * len(results)
-        first = output_order(layer, orders, shapes, results[0])
-        return [first, *[None] * (len(results) - 1)]
+        return [output_order(layer, orders, shapes, result) for result in results]
 
     def _backward(self, graph: Any, outputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders that a graph requires of its inputs.
@@ -220,8 +219,14 @@ class _Propagation:
             return _for_one_time_step(self._layer_backward, layer, required, shapes, results)
         graph = _keras.layers.graph(layer)
         if graph is None and required:
+            used = [i for i, order in enumerate(required) if order is not None] or [0]
             return [
-                required_input_order(layer, required[0], shape, results[0], self.recorder)
+                _common(
+                    [
+                        required_input_order(layer, required[i], shape, results[i], self.recorder)
+                        for i in used
+                    ]
+                )
                 for shape in shapes
             ]
         if graph and (len(graph.inputs), len(graph.outputs)) == (len(shapes), len(required)):
@@ -257,6 +262,10 @@ def _for_one_time_step(
         [shape[1:] for shape in shapes],
         [shape[1:] for shape in results],
     )
+    if any(isinstance(order, tuple) and order[:1] != (0,) for order in orders):
+        # PyTorch has another axis first, so its model cannot run the layer on steps of this one.
+        reason = f"'{layer.name}' runs its layer along an axis of an image"
+        return [UnknownAxisOrder(reason) for _ in found]
     return [_with_time(order) for order in found]
 
 
