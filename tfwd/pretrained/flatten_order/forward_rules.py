@@ -79,7 +79,11 @@ def output_order(
     ):
         if has_flattened:
             return UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
-        return order if all(other == order for other in orders) else None
+        if all(other == order for other in orders):
+            return order
+        if len(result) > 1 and any(map(flattens_differently, orders, shapes)):
+            return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
+        return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
     is_elementwise = result in shapes and not may_reorder_entries(layer)
     if is_elementwise and (order or not has_image_layers(layer)):
         return _elementwise_output_order(layer, orders, shapes, result)

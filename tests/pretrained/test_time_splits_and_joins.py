@@ -1,4 +1,4 @@
-"""`TimeDistributed` along an axis of an image, and the second output of an operation.
+"""`TimeDistributed` along an axis of an image, second outputs, and images joined with others.
 
 The oracle computes PyTorch's model with NumPy: the channels are first.
 """
@@ -86,3 +86,30 @@ def test_an_output_of_a_split_of_features(number, tmp_path):
         return
     images = convolved().reshape(2, -1)[:, 24 * number : 24 * number + 24]
     np.testing.assert_allclose(model(tf.constant(X)), expected(images, head), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("other", ["input", "lstm", "image"])
+def test_an_image_joined_with_another_tensor(other, tmp_path):
+    """PyTorch joins the channels of an image first or last. With an image, all are first."""
+    inputs = keras.Input((8, 3))
+    images = layers.Conv1D(6, 1, name="c")(inputs)
+    second = {
+        "input": lambda: inputs,
+        "lstm": lambda: layers.LSTM(3, return_sequences=True, trainable=False)(inputs),
+        "image": lambda: layers.ReLU()(images),
+    }[other]()
+    joined = layers.Concatenate(name="j")([images, second])
+    model = keras.Model(inputs, layers.Dense(4, name="f")(layers.Flatten()(joined)))
+    head = linear(8 * joined.shape[-1])
+    options = {"mapping": {"c": "c", "f": "f"}, "allow_missing": ".*lstm.*"}
+    if other == "image":
+        load(model, saved(tmp_path, {**CONV, **head}), mapping=options["mapping"])
+        both = np.concatenate([convolved(), np.maximum(convolved(), 0.0)], 1)
+        np.testing.assert_allclose(
+            model(tf.constant(X)), expected(both, head), rtol=1e-4, atol=1e-4
+        )
+        return
+    if other == "input":
+        del options["allow_missing"]
+    with pytest.raises(PlanError, match="'j' joins an image with tensors of another order"):
+        load(model, saved(tmp_path, {**CONV, **head}), **options)
