@@ -54,6 +54,8 @@ class FiniteCheck(keras.callbacks.Callback):
     - in graphs: SGD with momentum, and noise in a custom layer;
     - in graphs: models such as MobileNetV2. Without the callback, TensorFlow's graph optimizer
       rewrites operations whose results the callback reads;
+    - in all modes: a custom layer whose output is used by its own `add_loss` and by several other
+      operations. TensorFlow then adds the gradients in another order;
     - under XLA: about half of Keras's optimizers. The compiler groups products and sums
       differently, which changes last bits.
 
