@@ -9,6 +9,17 @@ from tfwd.numerics import NonFiniteError
 layers = keras.layers
 
 
+class Elementwise(layers.Layer):
+    """A custom layer that calls a function."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
 def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
     how = {key: fitted.pop(key, False) for key in ("jit_compile", "run_eagerly")}
     model.compile(optimizer, loss, **how)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from non_finite_reports import names, report_of
+from non_finite_reports import Elementwise, names, report_of
 from stack_marks import IS_KERAS_2
 
 from tfwd.callbacks import FiniteCheck
@@ -12,15 +12,6 @@ from tfwd.numerics import NonFiniteError
 
 layers = keras.layers
 DOMAIN = "a function outside its domain"
-
-
-class Elementwise(layers.Layer):
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
 
 
 class RNNImageHead(Elementwise):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from non_finite_reports import dense, names, report_of
+from non_finite_reports import Elementwise, dense, names, report_of
 from planted_nan_models import data
 from stack_marks import quick_rows, rest
 from tables_by_make_target import with_slow_rest
@@ -260,15 +260,6 @@ def test_labels_that_are_text_and_predictions_that_are_one_number(scalar):
     report = report_of(model, x, labels)
     assert report.first.frame.kind == "loss"
     assert report.first.detail.summary.nan == 1
-
-
-class Elementwise(layers.Layer):
-    def __init__(self, function, **kwargs):
-        super().__init__(**kwargs)
-        self.function = function
-
-    def call(self, x):
-        return self.function(x)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])

@@ -27,8 +27,8 @@ from tfwd.pretrained import Key, PlanError, load
 layers = keras.layers
 
 
-class Chain(layers.Layer):
-    """A custom layer that calls other layers one after the other."""
+class Parts:
+    """A mixin that calls layers one after the other."""
 
     def __init__(self, *parts, **kwargs):
         super().__init__(**kwargs)
@@ -40,15 +40,12 @@ class Chain(layers.Layer):
         return x
 
 
-class SubclassedChain(keras.Model):
-    def __init__(self, *parts, **kwargs):
-        super().__init__(**kwargs)
-        self.parts = list(parts)
+class Chain(Parts, layers.Layer):
+    """A custom layer with parts."""
 
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
+
+class SubclassedChain(Parts, keras.Model):
+    """A subclassed model with parts."""
 
 
 class Rows(layers.Layer):

@@ -230,7 +230,7 @@ class FiniteCheck(keras.callbacks.Callback):
         If all steps of an epoch are bad, its loss is set to NaN. Keras would report 0, the best
         possible loss.
         """
-        steps, bad = self._step - self._epoch[0], len(self.reports) - self._epoch[1]
+        steps, bad = self._steps_of_epoch()
         if bad < steps or not bad:
             if self._snapshot is not None:
                 self._snapshot.take()
@@ -246,6 +246,10 @@ class FiniteCheck(keras.callbacks.Callback):
         warnings.warn(
             f"FiniteCheck: all {steps} steps of epoch {epoch + 1} were bad. {why}", stacklevel=2
         )
+
+    def _steps_of_epoch(self) -> tuple[int, int]:
+        """Returns the numbers of completed steps and of bad steps of this epoch."""
+        return self._step - self._epoch[0], len(self.reports) - self._epoch[1]
 
     def _new_policy(self) -> BadStepPolicy:
         return BadStepPolicy(self.action, self.max_consecutive, self.factor)
@@ -385,7 +389,7 @@ class FiniteCheck(keras.callbacks.Callback):
             )
 
     def _act(self, report: Report) -> Any:
-        report.place = f"epoch {self._epoch_number}, batch {self._step - self._epoch[0] + 1}"
+        report.place = f"epoch {self._epoch_number}, batch {self._steps_of_epoch()[0] + 1}"
         self.reports.append(report)
         if self._log is not None:
             self._log.report(report)
@@ -414,7 +418,8 @@ class FiniteCheck(keras.callbacks.Callback):
         result = self.model.get_metrics_result()
         if not isinstance(self._logs, dict) or set(self._logs) == set(result):
             return result
-        if self._step - self._epoch[0] >= len(self.reports) - self._epoch[1]:  # a step was good
+        steps, bad = self._steps_of_epoch()  # the present bad step is in `bad` only
+        if steps >= bad:  # a step was good
             return self._logs
         return {key: math.nan for key in self._logs}
 
