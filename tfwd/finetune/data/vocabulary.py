@@ -5,7 +5,6 @@ A run stores it in its folder. To label new texts, only this file and the run's 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -16,10 +15,11 @@ import numpy as np
 
 from tfwd.finetune import pretrained_folder
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.file_access import read_json, write_file
+from tfwd.runs.storage.file_access import read_json
+from tfwd.runs.storage.saved_vocabulary import SavedVocabulary
 
 
-class Vocabulary:
+class Vocabulary(SavedVocabulary):
     """Names of the classes, the tokenizer, and the config of the encoder.
 
     Args:
@@ -79,18 +79,6 @@ class Vocabulary:
     def number(self, label: str) -> int:
         """Returns the number of a class."""
         return self._numbers[label]
-
-    def fingerprint(self) -> str:
-        """Returns a hash, sixteen hexadecimal digits. Only equal vocabularies have equal hashes."""
-        return hashlib.sha256(self._json().encode()).hexdigest()[:16]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the vocabulary as JSON, in one step.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
-        write_file(path, self._json() + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:

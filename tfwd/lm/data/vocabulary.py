@@ -8,7 +8,6 @@ predict wrong tokens without an error.
 from __future__ import annotations
 
 import collections
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -17,12 +16,13 @@ import numpy as np
 
 from tfwd.lm.data.splits_and_tokens import EOS, check_level
 from tfwd.runs.errors import UserError
-from tfwd.runs.storage.file_access import read_json, write_file
+from tfwd.runs.storage.file_access import read_json
+from tfwd.runs.storage.saved_vocabulary import SavedVocabulary
 
 UNK = "<unk>"
 
 
-class Vocabulary:
+class Vocabulary(SavedVocabulary):
     """Fixed list of tokens. The id of a token is its position in the list.
 
     The id 0 is `<unk>`, which stands for every token that is not in the list. At word level the id
@@ -125,18 +125,6 @@ class Vocabulary:
         """Returns the tokens that are not in the vocabulary, each once, in order of appearance."""
         known = set(self.tokens)
         return list(dict.fromkeys(token for token in tokens if token not in known))
-
-    def fingerprint(self) -> str:
-        """Returns a hash, sixteen hexadecimal digits. Only equal vocabularies have equal hashes."""
-        return hashlib.sha256(self._json().encode()).hexdigest()[:16]
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the vocabulary as JSON, in one step.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
-        write_file(path, self._json() + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
