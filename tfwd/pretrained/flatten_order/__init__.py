@@ -2,13 +2,16 @@
 
 PyTorch flattens `[channels, height, width]`. Keras flattens `[height, width, channels]`. The next
 layer's weights therefore have their rows in another order. The same holds for the outputs of a
-`Dense` layer that are reshaped to an image. The model's graph shows both cases.
+`Dense` layer that are reshaped to an image. The model's graph shows both cases. If it does not prove
+the order of the features at a kernel, loading the kernel is an error.
 
 - `orders.py`: the order of a tensor's axes, and of flattened features.
 - `layer_groups.py`: Keras layers that have the same effect on the order.
 - `reshape_rules.py`, `forward_rules.py`, `backward_rules.py`: the effect of one layer.
 - `einsum_axes.py`: the effect of `EinsumDense`.
 - `image_axes_rules.py`: layers that PyTorch's model may run with the channels last.
+- `time_steps.py`: layers inside a `TimeDistributed`.
+- `unseen_layers.py`: layers that are called outside all graphs.
 - `layer_orders.py`: the orders that were found at each layer.
 - `propagation.py`: the pass through a model.
 """

@@ -12,12 +12,14 @@ from tfwd.pretrained.flatten_order.einsum_axes import einsum_input_order, made_f
 from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     CONCATENATION_LAYERS,
+    DEPTHWISE_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
     has_image_layers,
     image_axes,
+    is_channels_first,
     is_reshape,
     may_reorder_entries,
     weights_of,
@@ -52,14 +54,18 @@ def required_input_order(
     """
     features = required if isinstance(required, (FlattenedAxes, UnknownFeatureOrder)) else None
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
+        if features is not None and weights_of(layer):
+            _record_unknown_outputs(layer, recorder)
+        if features is not None and _keeps_channels(layer):
+            return _changed_features(layer)
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
-        recorder.record(layer, "outputs", features)
+        recorder.record(layer, "outputs", features, is_backward=True)
         if len(shape) < 2:
             return None
         if flattens_differently(required, result):
             reason = f"'{layer.name}' is on the channels of an image of {result}"
-            return UnknownAxisOrder(reason, in_sums=False)
+            return UnknownAxisOrder(reason)
         if isinstance(required, UnknownAxisOrder) and not required.is_sequence:
             return required
         return tuple(range(len(shape)))
@@ -67,8 +73,11 @@ def required_input_order(
         if features is not None:
             _record_unknown_outputs(layer, recorder)
             return tuple(range(len(shape))) if len(shape) > 1 else None
-        recorder.record(layer, "outputs", made_features(layer, required, result))
+        made = made_features(layer, required, result)
+        recorder.record(layer, "outputs", made, is_backward=True)
         return einsum_input_order(layer, required, shape, result)
+    if isinstance(layer, keras.layers.Flatten) and features is not None:
+        return _flattened_input_order(layer, features, shape)
     if is_reshape(layer):
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
@@ -89,8 +98,7 @@ def required_input_order(
             f"'{layer.name}' joins the outputs with others, before they become an image"
         )
     if shape == result and isinstance(layer, ORDER_PRESERVING_LAYERS):
-        if features is not None:
-            recorder.record(layer, "inputs", features)
+        recorder.record(layer, "inputs", features, is_backward=True)
         return order_after(layer, required, shape)
     has_weights = bool(weights_of(layer))
     is_kept = not has_weights or isinstance(required, (tuple, UnknownAxisOrder))
@@ -102,7 +110,26 @@ def required_input_order(
         return _changed_features(layer)
     if len(shape) > 1 and has_image_layers(layer):
         return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may take an image")
-    return _required_features(layer, required, shape, result) if len(shape) == 1 else None
+    if len(shape) == 1:
+        return _required_features(layer, required, shape, result)
+    if isinstance(required, UnknownAxisOrder) or flattens_differently(required, result):
+        return UnknownAxisOrder(f"'{layer.name}' makes an image of {result}")
+    return None
+
+
+def _keeps_channels(layer: Any) -> bool:
+    """Returns True for an image layer whose outputs have the channels of its inputs."""
+    return not weights_of(layer) or isinstance(layer, DEPTHWISE_LAYERS)
+
+
+def _flattened_input_order(
+    layer: keras.layers.Flatten, features: TensorOrder, shape: Shape
+) -> TensorOrder:
+    """Returns the order that is required before a `Flatten`, from the order of the features."""
+    is_known = not is_channels_first(layer)
+    if isinstance(features, FlattenedAxes) and features.shape == shape and is_known:
+        return features.positions
+    return _changed_features(layer)
 
 
 def _required_features(
@@ -163,4 +190,4 @@ def _record_unknown_outputs(layer: Any, recorder: OrderRecorder) -> None:
     """Records that the order of the outputs of a layer with weights is unknown."""
     reason = f"its outputs become an image after '{layer.name}'"
     for inner in _keras.layers.all_layers(layer):
-        recorder.record(inner, "outputs", UnknownFeatureOrder(reason))
+        recorder.record(inner, "outputs", UnknownFeatureOrder(reason), is_backward=True)

@@ -165,8 +165,9 @@ def _order_of_axes(
     sizes = tuple(shape[axis] for axis in axes)
     if len(axes) == len(shape):
         return flattened_order(order, sizes, layer.name)  # type: ignore[return-value]
-    if isinstance(order, UnknownAxisOrder) and sum(size != 1 for size in sizes) > 1:
-        return UnknownFeatureOrder(order.reason)
+    if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
+        several = sum(size != 1 for size in sizes) > 1
+        return UnknownFeatureOrder(order.reason) if several else None
     if isinstance(order, tuple) and flattened_axes(sizes, tuple(order[axis] for axis in axes)):
         return UnknownFeatureOrder(reason)
     return None
@@ -176,7 +177,7 @@ def _beside_an_image(layer: Any, order: TensorOrder, shape: Shape) -> UnknownAxi
     """Returns the unknown order of a tensor, if an einsum makes it from some axes of an image."""
     if flattens_differently(order, shape):
         reason = f"'{layer.name}' is on some axes of an image of {shape}"
-        return UnknownAxisOrder(reason, in_sums=False)
+        return UnknownAxisOrder(reason)
     return order if isinstance(order, UnknownAxisOrder) and not order.is_sequence else None
 
 

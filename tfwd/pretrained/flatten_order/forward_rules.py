@@ -9,13 +9,14 @@ from typing import Any
 import keras
 
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_output_order
-from tfwd.pretrained.flatten_order.image_axes_rules import order_after
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
 from tfwd.pretrained.flatten_order.layer_groups import (
+    ATTENTION_LAYERS,
     CONCATENATION_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
-    ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
+    combines_entries_one_by_one,
     has_image_layers,
     image_axes,
     is_channels_first,
@@ -32,6 +33,7 @@ from tfwd.pretrained.flatten_order.orders import (
     common_order,
     flattens_differently,
     is_flattened,
+    is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
@@ -56,10 +58,16 @@ def output_order(
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         if len(result) < 2:
             return None
+        if isinstance(layer, IMAGE_LAYERS) and (other := order_of_positions(layer, order, shape)):
+            return UnknownAxisOrder(other.reason)
         return order_after(layer, image_axes(layer, len(result)), result)
     if isinstance(layer, keras.layers.EinsumDense):
         return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
+        image = _first_image(orders, shapes) if isinstance(layer, ATTENTION_LAYERS) else None
+        if image is not None and len(result) > 1:
+            reason = f"'{layer.name}' is on the positions of an image"
+            return image if isinstance(image, UnknownAxisOrder) else UnknownAxisOrder(reason)
         return tuple(range(len(result))) if len(result) > 1 else None
     if isinstance(layer, keras.layers.Dense):
         return _dense_output_order(layer, order, shape, result)
@@ -85,13 +93,36 @@ def output_order(
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
         return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
     is_elementwise = result in shapes and not may_reorder_entries(layer)
-    if is_elementwise and (order or not has_image_layers(layer)):
+    if is_elementwise and _keeps_axes(layer, order):
         return _elementwise_output_order(layer, orders, shapes, result)
     if has_flattened:
         return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
     if len(result) > 1:
-        return _other_axis_order(layer, order, shape)
-    return _other_feature_order(layer, order, shape, result) if result else None
+        return _other_axis_order(layer, orders, shapes)
+    found = [
+        _other_feature_order(layer, one, shape, result)
+        for one, shape in zip(orders, shapes, strict=True)
+        if result
+    ]
+    return next((one for one in found if one is not None), None)
+
+
+def _keeps_axes(layer: Any, order: TensorOrder) -> bool:
+    """Returns False for a layer with convolutions that may exchange axes.
+
+    A layer with convolutions is assumed to return an image if it takes an image.
+    """
+    return not has_image_layers(layer) or not (order is None or is_order_of_torch(order))
+
+
+def _first_image(orders: Sequence[TensorOrder], shapes: Sequence[Shape]) -> TensorOrder:
+    """Returns the order of the first tensor that is an image; None if there is no image."""
+    for order, shape in zip(orders, shapes, strict=True):
+        if flattens_differently(order, shape):
+            return order
+        if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
+            return order
+    return None
 
 
 def _dense_output_order(
@@ -102,7 +133,7 @@ def _dense_output_order(
         return None
     if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
         reason = f"'{layer.name}' is on the channels of an image of {shape}"
-        return UnknownAxisOrder(reason, in_sums=False)
+        return UnknownAxisOrder(reason)
     if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
         return order
     return tuple(range(len(result)))
@@ -114,21 +145,25 @@ def _elementwise_output_order(
     """Returns the order of an output that combines the entries of its inputs one by one."""
     same_shape = [order for order, shape in zip(orders, shapes, strict=True) if shape == result]
     order = common_order(
-        same_shape, conflict=f"'{layer.name}' combines flattened features with others"
+        same_shape,
+        conflict=f"'{layer.name}' combines flattened features with others",
+        of_axes=f"'{layer.name}' combines tensors in several orders of axes",
     )
-    is_unknown_layer = bool(weights_of(layer)) and not isinstance(layer, ORDER_PRESERVING_LAYERS)
-    if is_unknown_layer and is_flattened(order) and len(set(same_shape)) == 1:
+    if is_flattened(order) and len(set(same_shape)) == 1 and not combines_entries_one_by_one(layer):
         return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
     return order_after(layer, order, result)
 
 
-def _other_axis_order(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
+def _other_axis_order(
+    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
+) -> TensorOrder:
     """Returns the order of the axes that a custom layer or operation returns."""
-    if flattens_differently(order, shape):
-        return UnknownAxisOrder(f"'{layer.name}' changes the axes of an image of {shape}")
+    for order, shape in zip(orders, shapes, strict=True):
+        if flattens_differently(order, shape):
+            return UnknownAxisOrder(f"'{layer.name}' changes the axes of an image of {shape}")
     if has_image_layers(layer):
         return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may return an image")
-    return order if isinstance(order, UnknownAxisOrder) else None
+    return next((order for order in orders if isinstance(order, UnknownAxisOrder)), None)
 
 
 def _other_feature_order(
@@ -141,8 +176,8 @@ def _other_feature_order(
         )
     if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
-    # A custom layer may also pool. Global pooling returns a feature for each channel.
-    may_flatten = result[0] > shape[-1] and not operation_name(layer)
+    # A custom layer may also pool. The result then has the size of an axis.
+    may_flatten = result[0] not in shape and not operation_name(layer)
     if math.prod(shape) != result[0] and not may_flatten:
         return None
     if isinstance(order, UnknownAxisOrder):

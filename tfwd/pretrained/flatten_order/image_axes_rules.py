@@ -19,6 +19,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     LAST_AXES_LAYERS,
     ORDER_PRESERVING_LAYERS,
     has_image_layers,
+    image_axes,
     operation_name,
 )
 from tfwd.pretrained.flatten_order.orders import (
@@ -26,7 +27,9 @@ from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
     UnknownAxisOrder,
+    UnknownFeatureOrder,
     flattens_differently,
+    is_flattened,
     is_order_of_torch,
 )
 
@@ -44,12 +47,15 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
         order: Order of the image on the other side of the layer.
         shape: Shape of the image.
     """
+    name = getattr(layer, "name", "")
+    if is_flattened(order) and _normalizes_groups(layer, shape):
+        return UnknownFeatureOrder(f"'{name}' normalizes groups of flattened features")
+    is_same = order is None or is_order_of_torch(order)
+    if is_same and len(shape) > 1 and _normalizes_last_channels(layer, shape):
+        reason = f"'{name}' normalizes the channels of a sequence of {shape}"
+        return UnknownAxisOrder(reason, yields=order is None, is_sequence=True)
     if not isinstance(order, tuple):
         return order
-    name = getattr(layer, "name", "")
-    if is_order_of_torch(order) and _normalizes_last_channels(layer, shape):
-        reason = f"'{name}' normalizes the channels of a sequence of {shape}"
-        return UnknownAxisOrder(reason, is_sequence=True)
     if not flattens_differently(order, shape):
         return order
     if _is_softmax_over_channels(layer, order):
@@ -59,6 +65,32 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
     if _has_other_weights(layer, order, shape):
         return UnknownAxisOrder(f"'{name}' is a custom layer with weights on an image of {shape}")
     return order
+
+
+def order_of_positions(layer: Any, order: TensorOrder, shape: Shape) -> UnknownFeatureOrder | None:
+    """Returns the unknown order of the positions of an image, if PyTorch has them in another order.
+
+    An example is a sequence with an added axis of channels: PyTorch has its features first.
+
+    Args:
+        layer: One of `IMAGE_LAYERS`.
+        order: Order of the axes of its input.
+        shape: Shape of its input.
+    """
+    if not isinstance(order, tuple):
+        return None
+    channels = image_axes(layer, len(shape)).index(0)
+    positions = [p for axis, p in enumerate(order) if axis != channels and shape[axis] != 1]
+    if positions == sorted(positions):
+        return None
+    return UnknownFeatureOrder(f"'{layer.name}' is on axes of {shape} that PyTorch has exchanged")
+
+
+def _normalizes_groups(layer: Any, shape: Shape) -> bool:
+    """Returns True for a normalization of groups of neighbours on the last axis."""
+    if not isinstance(layer, keras.layers.GroupNormalization):
+        return False
+    return layer.groups not in (1, -1, shape[-1])
 
 
 def _is_softmax_over_channels(layer: Any, order: AxisOrder) -> bool:

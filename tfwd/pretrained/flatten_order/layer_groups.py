@@ -27,13 +27,15 @@ IMAGE_LAYERS = (
     *_of_ranks("Cropping{}D", "GlobalMaxPooling{}D", "GlobalAveragePooling{}D"),
     *_of_ranks("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
 )
+# The outputs of these layers have the channels of the inputs.
+DEPTHWISE_LAYERS = _of_ranks("DepthwiseConv{}D")
 # The outputs of these layers are images, or sequences of images.
 IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
-# The outputs of these layers have the same axes in PyTorch.
-SEQUENCE_LAYERS = _named(
-    *("Embedding", "RNN", "Bidirectional", "MultiHeadAttention", "GroupQueryAttention"),
-    *("Attention", "AdditiveAttention", "EinsumDense"),
+ATTENTION_LAYERS = _named(
+    *("MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"),
 )
+# The outputs of these layers have the same axes in PyTorch.
+SEQUENCE_LAYERS = (*_named("Embedding", "RNN", "Bidirectional", "EinsumDense"), *ATTENTION_LAYERS)
 CONCATENATION_LAYERS = _named("Concatenate")
 # The outputs of these layers have the axes and features of the inputs.
 ORDER_PRESERVING_LAYERS = (
@@ -47,6 +49,17 @@ ORDER_PRESERVING_LAYERS = (
 LAST_AXES_LAYERS = _named("LayerNormalization", "RMSNormalization")
 # These layers have the channels on the first axis in PyTorch.
 FIRST_AXIS_LAYERS = _named("BatchNormalization", "GroupNormalization")
+# These layers combine the entries of several tensors one by one.
+MERGING_LAYERS = _named("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
+# These operations take and return the entries of a tensor one by one.
+_ELEMENTWISE_OPERATIONS = (
+    *("add", "subtract", "sub", "multiply", "mul", "divide", "div", "truediv", "true_divide"),
+    *("maximum", "minimum", "negative", "neg", "abs", "absolute", "square", "sqrt", "rsqrt", "exp"),
+    *("expm1", "log", "log1p", "pow", "power", "sign", "clip", "clip_by_value", "cast", "erf"),
+    *("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "swish", "sigmoid"),
+    *("log_sigmoid", "hard_sigmoid", "softplus", "softsign", "soft_sign", "tanh", "hard_tanh"),
+    *("hard_silu", "hard_swish", "mish", "softmax", "log_softmax", "identity", "stop_gradient"),
+)
 # Operations that may reorder the entries of a tensor without changing its shape.
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
@@ -63,14 +76,25 @@ def operation_name(operation: Any) -> str:
 
 
 def is_reshape(layer: Any) -> bool:
-    """Returns True for a `Reshape` layer and for a reshape operation."""
-    return isinstance(layer, keras.layers.Reshape) or operation_name(layer) == "reshape"
+    """Returns True for a `Reshape` layer and for an operation that changes only the shape."""
+    names = ("reshape", "expanddims", "expand_dims", "squeeze")
+    return isinstance(layer, keras.layers.Reshape) or operation_name(layer) in names
 
 
 def may_reorder_entries(layer: Any) -> bool:
     """Returns True for an operation that may change the order of a tensor's entries."""
     name = operation_name(layer)
     return any(word in name for word in _REORDERING_OPERATIONS)
+
+
+def combines_entries_one_by_one(layer: Any) -> bool:
+    """Returns True for a layer or operation that is known not to move the entries of a tensor."""
+    if isinstance(layer, keras.layers.Activation):
+        name = getattr(layer.activation, "__name__", "")
+        return layer.activation is getattr(keras.activations, name, None)
+    name = operation_name(layer).replace("_", "")
+    names = {each.replace("_", "") for each in _ELEMENTWISE_OPERATIONS}
+    return isinstance(layer, (*MERGING_LAYERS, *ORDER_PRESERVING_LAYERS)) or name in names
 
 
 def is_channels_first(layer: Any) -> bool:
@@ -93,6 +117,15 @@ def image_axes(layer: Any, rank: int) -> AxisOrder:
     return tuple(range(rank)) if is_channels_first(layer) else channels_last(rank)
 
 
+def recurrent_cells(layer: Any) -> list[Any]:
+    """Returns the cells that take the inputs of a recurrent layer; none for other layers."""
+    if isinstance(layer, keras.layers.Bidirectional):
+        return [*recurrent_cells(layer.forward_layer), *recurrent_cells(layer.backward_layer)]
+    if not isinstance(layer, keras.layers.RNN):
+        return []
+    return list(getattr(layer.cell, "cells", [layer.cell]))[:1]
+
+
 def has_image_layers(layer: Any) -> bool:
     """Returns True for a layer that is or contains a layer of images."""
     if not isinstance(layer, keras.layers.Layer):
@@ -104,3 +137,10 @@ def has_image_layers(layer: Any) -> bool:
 def weights_of(layer: Any) -> list[Any]:
     """Returns the weights of a layer. An operation has none."""
     return list(layer.weights) if isinstance(layer, keras.layers.Layer) else []
+
+
+def unwrapped(layer: Any) -> Any:
+    """Returns a layer without the wrappers of tfwd."""
+    while isinstance(layer, _keras.layer_wrappers.Wraps):
+        layer = layer.layer
+    return layer

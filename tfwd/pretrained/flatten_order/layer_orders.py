@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import summed_features
-from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
+from tfwd.pretrained.flatten_order.layer_groups import (
+    IMAGE_LAYERS,
+    ORDER_PRESERVING_LAYERS,
+    recurrent_cells,
+)
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
@@ -19,12 +24,9 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
-    channels_last,
-    flattened_axes,
     flattens_differently,
 )
-
-Side = Literal["inputs", "outputs"]
+from tfwd.pretrained.flatten_order.unseen_layers import Side, unexplained_kernels, unseen_images
 
 
 @dataclasses.dataclass
@@ -45,7 +47,8 @@ class OrderRecorder:
 
     def __init__(self) -> None:
         self._orders: dict[int, LayerOrders] = {}
-        self._recorded: set[tuple[int, str]] = set()
+        # The order at the first call: by the layer's id, the side, and whether it is backward.
+        self._recorded: dict[tuple[int, str, bool], FeatureOrder] = {}
 
     def differing(self) -> dict[int, LayerOrders]:
         """Returns the orders that differ from PyTorch's, by the id of the layer."""
@@ -53,19 +56,27 @@ class OrderRecorder:
             key: orders for key, orders in self._orders.items() if orders.inputs or orders.outputs
         }
 
-    def record(self, layer: Any, side: Side, order: FeatureOrder) -> None:
-        """Records the order of a layer's inputs or outputs."""
+    def record(
+        self, layer: Any, side: Side, order: FeatureOrder, is_backward: bool = False
+    ) -> None:
+        """Records the order of a layer's inputs or outputs at one of its calls.
+
+        Args:
+            layer: The layer.
+            side: "inputs" or "outputs".
+            order: The order.
+            is_backward: bool. True if later layers require the order. None then means that they
+                require none. Default False.
+        """
         orders = self._orders.setdefault(id(layer), LayerOrders())
         before = getattr(orders, side)
-        if isinstance(before, UnknownFeatureOrder):
+        at_first_call = self._recorded.setdefault((id(layer), side, is_backward), order)
+        if isinstance(before, UnknownFeatureOrder) or (order == at_first_call == before):
             return
-        is_recorded = (id(layer), side) in self._recorded
-        if is_recorded and before != order and not isinstance(order, UnknownFeatureOrder):
+        is_conflict = order != at_first_call or (before and order and before != order)
+        if is_conflict and not isinstance(order, UnknownFeatureOrder):
             order = UnknownFeatureOrder("the model calls the layer on features in several orders")
-        is_dense = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
-        if order is not None or (side == "inputs" and is_dense):
-            self._recorded.add((id(layer), side))
-        setattr(orders, side, order)
+        setattr(orders, side, order or before)
 
     def record_inputs(
         self, layer: keras.layers.Layer, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
@@ -85,20 +96,22 @@ class OrderRecorder:
             is_same = len(set(flattened)) == 1 and len(flattened) == len(shapes)
             several = UnknownFeatureOrder(f"'{layer.name}' has several inputs")
             order = flattened[0] if is_same else several
-        if rnns := _recurrent_layers(layer):
-            for rnn in rnns:
-                cells = getattr(rnn.cell, "cells", [rnn.cell])
-                self.record(cells[0], "inputs", order)
+        if cells := recurrent_cells(layer):
+            for cell in cells:
+                self.record(cell, "inputs", order)
         elif isinstance(layer, keras.layers.EinsumDense):
             self.record(layer, "inputs", summed_features(layer, orders[0], shapes[0]))
         elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
-            self.record(layer, "inputs", order)
+            after = order_after(layer, order, shapes[0]) if order is not None else None
+            self.record(layer, "inputs", after)  # type: ignore[arg-type]
+        elif isinstance(layer, IMAGE_LAYERS) and not flattened:
+            self.record(layer, "inputs", order_of_positions(layer, orders[0], shapes[0]))
         elif flattened:
             reason = f"'{layer.name}' has flattened features as inputs"
             sizes = {shape[-1] for shape in shapes if shape}
             for inner in _keras.layers.all_layers(layer):
                 weights = _keras.layers.held_weights(inner)
-                if any(tuple(w.shape) and w.shape[0] in sizes for w in weights):
+                if any(sizes.intersection(w.shape) for w in weights):
                     self.record(inner, "inputs", UnknownFeatureOrder(reason))
         elif not _keras.is_of_keras(type(layer), "call") or isinstance(layer, keras.layers.Wrapper):
             self._record_flatten_inside(layer, orders, shapes)
@@ -126,6 +139,19 @@ class OrderRecorder:
         has_images = bool(images) or any(isinstance(inner, IMAGE_LAYERS) for inner in inside)
         for side, shape, reason in unseen_images(inside, has_images):
             self.record_unseen(side, shape, inside, reason)
+        if has_images:
+            self.record_unexplained(inside, {shape[-1] for shape in shapes if shape})
+
+    def record_unexplained(self, layers: Sequence[Any], sizes: set[int]) -> None:
+        """Records an unknown order for kernels whose inputs no layer and no tensor explains.
+
+        Args:
+            layers: Layers outside all graphs, or in a custom layer. One of them takes images.
+            sizes: Sizes of the last axes of the tensors that these layers take.
+        """
+        for layer, size in unexplained_kernels(layers, sizes):
+            reason = f"the model does not show where the {size} features come from"
+            self.record(layer, "inputs", UnknownFeatureOrder(reason))
 
     def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
         """Records an unknown order for layers with a weight on all entries of a tensor.
@@ -136,6 +162,12 @@ class OrderRecorder:
             layers: Layers outside all graphs, or in a custom layer.
             reason: Why the order is unknown.
         """
+        if side == "outputs" and -1 in shape:
+            size = math.prod(each for each in shape if each != -1)
+            for owner in layers:
+                if isinstance(owner, keras.layers.Dense) and owner.units % size == 0:
+                    self.record(owner, side, UnknownFeatureOrder(reason))
+            return
         if None in shape:
             return
         axis = 0 if side == "inputs" else -1
@@ -143,39 +175,3 @@ class OrderRecorder:
             shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(owner)]
             if any(each and each[axis] == math.prod(shape) for each in shapes):
                 self.record(owner, side, UnknownFeatureOrder(reason))
-
-
-def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, Shape, str]]:
-    """Returns the images that are flattened or made by a reshape outside all graphs.
-
-    Args:
-        layers: Layers outside all graphs, or in a custom layer.
-        has_images: bool. True if there is an image layer, so that two axes may be an image.
-
-    Returns:
-        For each image: "inputs" if it is flattened, and "outputs" if features are reshaped to it;
-        its shape; and why its order is unknown for a layer.
-    """
-    found: list[tuple[Side, Shape, str]] = []
-    for layer in layers:
-        if isinstance(layer, keras.layers.Flatten):
-            shape = tuple((_keras.layer_building.called_shape(layer) or ())[1:])
-            side: Side = "inputs"
-            reason = f"'{layer.name}' flattens {shape}, maybe for this layer"
-        elif isinstance(layer, keras.layers.Reshape):  # Keras may not know its inputs
-            shape, side = tuple(layer.target_shape), "outputs"
-            reason = f"'{layer.name}' makes an image of {shape}, maybe from these outputs"
-        else:
-            continue
-        if len(shape) < 2 or None in shape or -1 in shape or not (has_images or len(shape) > 2):
-            continue
-        if flattened_axes(shape, channels_last(len(shape))):
-            found.append((side, shape, reason))
-    return found
-
-
-def _recurrent_layers(layer: keras.layers.Layer) -> list[Any]:
-    """Returns the recurrent layers that take a layer's inputs."""
-    if isinstance(layer, keras.layers.Bidirectional):
-        return [layer.forward_layer, layer.backward_layer]
-    return [layer] if isinstance(layer, keras.layers.RNN) else []

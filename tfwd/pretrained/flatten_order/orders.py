@@ -48,14 +48,13 @@ class UnknownAxisOrder:
 
     Attributes:
         reason: str. Clause that says why the order is unknown.
-        in_sums: bool. True if the sum of the tensor and an image has an unknown order too.
-            Default True.
+        yields: bool. True if the sum with a tensor in a known order has that order. Default False.
         is_sequence: bool. True if a layer on the channels, which PyTorch has last, shows the order
             again. Default False.
     """
 
     reason: str
-    in_sums: bool = True
+    yields: bool = False
     is_sequence: bool = False
 
 
@@ -105,26 +104,26 @@ def is_flattened(order: TensorOrder) -> bool:
     return isinstance(order, (FlattenedAxes, UnknownFeatureOrder))
 
 
-def common_order(orders: Iterable[TensorOrder], conflict: str) -> TensorOrder:
+def common_order(orders: Iterable[TensorOrder], conflict: str, of_axes: str) -> TensorOrder:
     """Returns the order that several orders agree on.
 
     Args:
         orders: The orders.
         conflict: str. Reason of the unknown order if orders of flattened features differ.
+        of_axes: str. Reason of the unknown order if orders of axes differ.
 
     Returns:
-        The order. None if there is none, or if orders of axes differ.
+        The order. None if all orders are None.
     """
     distinct = dict.fromkeys(orders)
-    if len(distinct) < 2:
-        return next(iter(distinct), None)
-    if any(map(is_flattened, distinct)):
+    if len(distinct) > 1 and any(map(is_flattened, distinct)):
         return UnknownFeatureOrder(conflict)
-    unknown = [o for o in distinct if isinstance(o, UnknownAxisOrder) and o.in_sums]
-    if unknown and not any(map(is_order_of_torch, distinct)):
-        return unknown[0]
-    known = [order for order in distinct if order is not None]
-    return known[0] if len(known) == 1 else None
+    weak = [o for o in distinct if o is None or (isinstance(o, UnknownAxisOrder) and o.yields)]
+    strong = [order for order in distinct if order not in weak]
+    if len(strong) > 1:
+        unknown = [order for order in strong if isinstance(order, UnknownAxisOrder)]
+        return unknown[0] if unknown else UnknownAxisOrder(of_axes)
+    return (strong or [order for order in weak if order is not None] or [None])[0]
 
 
 def is_order_of_torch(order: TensorOrder) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,22 +14,21 @@ from tfwd.pretrained.flatten_order.backward_rules import (
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
-from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS
-from tfwd.pretrained.flatten_order.layer_orders import (
-    LayerOrders,
-    OrderRecorder,
-    Side,
-    unseen_images,
-)
+from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, unwrapped
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
+    channels_last,
     common_order,
+    flattened_axes,
     flattens_differently,
     is_flattened,
 )
+from tfwd.pretrained.flatten_order.time_steps import for_one_time_step
+from tfwd.pretrained.flatten_order.unseen_layers import Side, unseen_images
 
 
 def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
@@ -61,8 +60,11 @@ class _Propagation:
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
         for side, shape, reason in self._unseen_images(unseen):
             self.recorder.record_unseen(side, shape, unseen, reason)
-            if None not in shape:
+            if None not in shape and -1 not in shape:
                 self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
+        if self._image_layers:
+            sizes = {shape[-1] for shape in _shapes_at_ends(model, self._graphs_inside) if shape}
+            self.recorder.record_unexplained(unseen, sizes)
 
     def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
         """Runs through all graphs inside a layer, and collects the layers that have no graph.
@@ -72,7 +74,7 @@ class _Propagation:
             without_graph: Gets the layers.
             is_inside: bool. True if another layer without a graph contains the layer.
         """
-        layer = _unwrapped(layer)
+        layer = unwrapped(layer)
         if id(layer) in self._in_graphs:
             return
         graph = _keras.layers.graph(layer)
@@ -80,10 +82,13 @@ class _Propagation:
             beside = None
             if is_inside and self._image_layers - _image_layers(layer):
                 beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
-            ends = [*graph.inputs, *graph.outputs]
-            orders = [beside if len(_shape_of(tensor)) > 1 else None for tensor in ends]
-            found = self._forward(graph, orders[: len(graph.inputs)])
-            self._backward(graph, orders[len(graph.inputs) :])
+            inputs = [
+                _input_order(t) if beside is None or len(_shape_of(t)) < 2 else beside
+                for t in graph.inputs
+            ]
+            found = self._forward(graph, inputs)
+            outputs = [beside if len(_shape_of(t)) > 1 else None for t in graph.outputs]
+            self._backward(graph, outputs)
             if is_inside:
                 self._graphs_inside.append((layer.name, graph, found))
         else:
@@ -135,7 +140,7 @@ class _Propagation:
         orders: dict[int, TensorOrder] = dict(zip(map(id, graph.inputs), inputs, strict=True))
         for operation, arguments, outputs in graph.nodes:
             found = self._layer_forward(
-                _unwrapped(operation),
+                unwrapped(operation),
                 [orders.get(id(tensor)) for tensor in arguments],
                 [_shape_of(tensor) for tensor in arguments],
                 [_shape_of(tensor) for tensor in outputs],
@@ -161,13 +166,17 @@ class _Propagation:
         """
         graph = _keras.layers.graph(layer)
         if graph is not None:
+            if len(graph.inputs) != len(orders):  # it will run as a graph that nothing calls
+                reason = f"the model does not show how it calls '{layer.name}'"
+                return [
+                    UnknownAxisOrder(reason) if len(shape) > 1 else UnknownFeatureOrder(reason)
+                    for shape in results
+                ]
             self._in_graphs.add(id(layer))
-            if len(graph.inputs) != len(orders):
-                return [None] * len(results)
             return self._forward(graph, orders)
         if isinstance(layer, keras.layers.TimeDistributed):
             self._in_graphs.add(id(layer))
-            return _for_one_time_step(self._layer_forward, layer, orders, shapes, results)
+            return for_one_time_step(self._layer_forward, layer, orders, shapes, results)
         if isinstance(layer, keras.layers.Layer):
             self._in_graphs.update(map(id, _keras.layers.all_layers(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
@@ -188,7 +197,7 @@ class _Propagation:
         for tensor, order in zip(graph.outputs, outputs, strict=True):
             required.setdefault(id(tensor), []).append(order)
         for operation, arguments, results in reversed(graph.nodes):
-            layer = _unwrapped(operation)
+            layer = unwrapped(operation)
             shapes = [_shape_of(tensor) for tensor in arguments]
             result_shapes = [_shape_of(tensor) for tensor in results]
             later = [_common(required.get(id(tensor), [])) for tensor in results]
@@ -216,7 +225,7 @@ class _Propagation:
             results: Shapes of the outputs.
         """
         if isinstance(layer, keras.layers.TimeDistributed):
-            return _for_one_time_step(self._layer_backward, layer, required, shapes, results)
+            return for_one_time_step(self._layer_backward, layer, required, shapes, results)
         graph = _keras.layers.graph(layer)
         if graph is None and required:
             used = [i for i, order in enumerate(required) if order is not None] or [0]
@@ -237,49 +246,27 @@ class _Propagation:
 def _common(orders: list[TensorOrder]) -> TensorOrder:
     """Returns the order that all later layers require of a tensor."""
     return common_order(
-        orders, conflict="its outputs become an image, and other layers use them too"
+        orders,
+        conflict="its outputs become an image, and other layers use them too",
+        of_axes="its outputs are used in several orders of axes",
     )
 
 
-def _for_one_time_step(
-    function: Callable[..., list[TensorOrder]],
-    layer: keras.layers.TimeDistributed,
-    orders: list[TensorOrder],
-    shapes: list[Shape],
-    results: list[Shape],
-) -> list[TensorOrder]:
-    """Returns the orders that a function finds for the layer inside a `TimeDistributed`.
-
-    Args:
-        function: `_layer_forward` or `_layer_backward`.
-        layer: The wrapper.
-        orders: Orders that the function takes, with the axis of time.
-        shapes, results: Shapes of the wrapper's inputs and outputs.
-    """
-    found = function(
-        _unwrapped(layer.layer),
-        [_without_time(order) for order in orders],
-        [shape[1:] for shape in shapes],
-        [shape[1:] for shape in results],
-    )
-    if any(isinstance(order, tuple) and order[:1] != (0,) for order in orders):
-        # PyTorch has another axis first, so its model cannot run the layer on steps of this one.
-        reason = f"'{layer.name}' runs its layer along an axis of an image"
-        return [UnknownAxisOrder(reason) for _ in found]
-    return [_with_time(order) for order in found]
+def _input_order(tensor: Any) -> TensorOrder:
+    """Returns the order of an input of a model. With three axes, it may be an image."""
+    shape = _shape_of(tensor)
+    if len(shape) < 3 or not flattened_axes(shape, channels_last(len(shape))):
+        return None
+    reason = f"the model does not show what the axes of {shape}, its input, are"
+    return UnknownAxisOrder(reason, yields=True, is_sequence=True)
 
 
-def _without_time(order: TensorOrder) -> TensorOrder:
-    """Returns the order of one time step of a tensor, which `TimeDistributed` passes on."""
-    if not isinstance(order, tuple):
-        return order
-    in_torch = sorted(order[1:])
-    return tuple(in_torch.index(position) for position in order[1:])
-
-
-def _with_time(order: TensorOrder) -> TensorOrder:
-    """Returns the order of a tensor, from the order of one of its time steps."""
-    return (0, *(position + 1 for position in order)) if isinstance(order, tuple) else order
+def _shapes_at_ends(model: Any, graphs: Sequence[tuple[str, Any, Any]]) -> list[Shape]:
+    """Returns the shapes of the tensors that a model takes, and that graphs inside return."""
+    shape = _keras.layer_building.called_shape(model)
+    is_one = isinstance(shape, tuple) and not any(isinstance(size, tuple) for size in shape)
+    shapes = [shape[1:]] if is_one else []
+    return [*shapes, *(_shape_of(tensor) for _, graph, _ in graphs for tensor in graph.outputs)]
 
 
 def _shape_of(tensor: Any) -> Shape:
@@ -292,10 +279,3 @@ def _image_layers(layer: Any) -> set[int]:
     """Returns the ids of the image layers that a layer is or contains."""
     inside = _keras.layers.all_layers(layer)
     return {id(inner) for inner in inside if isinstance(inner, IMAGE_LAYERS)}
-
-
-def _unwrapped(layer: Any) -> Any:
-    """Returns a layer without the wrappers of tfwd."""
-    while isinstance(layer, _keras.layer_wrappers.Wraps):
-        layer = layer.layer
-    return layer

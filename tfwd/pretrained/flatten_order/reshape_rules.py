@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.orders import (
+    AxisOrder,
     FlattenedAxes,
     Shape,
     TensorOrder,
@@ -90,6 +91,8 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
         reason = f"'{name}' changes flattened features"
         keeps_last = result[-1] == order.shape[-1]
         return UnknownAxisOrder(reason) if keeps_last else UnknownFeatureOrder(reason)
+    if isinstance(order, tuple) and _without_ones(shape) == _without_ones(result):
+        return _order_beside_ones(order, shape, result)
     if flattens_differently(order, shape):
         reason = f"'{name}' is a reshape between an image of {shape} and {result}"
     elif isinstance(order, UnknownAxisOrder):
@@ -99,6 +102,23 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     if _last_axis_keeps_order(order, shape, result):
         return UnknownAxisOrder(reason)
     return UnknownFeatureOrder(reason)
+
+
+def _without_ones(shape: Shape) -> Shape:
+    """Returns the sizes of the axes with several entries."""
+    return tuple(size for size in shape if size != 1)
+
+
+def _order_beside_ones(order: AxisOrder, shape: Shape, result: Shape) -> AxisOrder:
+    """Returns the order of the axes after a reshape that adds or removes axes of size 1.
+
+    The new axes are first. Their positions have no effect when the tensor is flattened.
+    """
+    kept = [position for position, size in zip(order, shape, strict=True) if size != 1]
+    ones = iter(range(len(result) - len(kept)))
+    start = len(result) - len(kept)
+    positions = iter([start + sorted(kept).index(position) for position in kept])
+    return tuple(next(ones if size == 1 else positions) for size in result)
 
 
 def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> bool:

@@ -1,0 +1,60 @@
+"""Orders of the layer inside a `TimeDistributed`, which takes one time step of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+
+from tfwd.pretrained.flatten_order.layer_groups import unwrapped
+from tfwd.pretrained.flatten_order.orders import (
+    Shape,
+    TensorOrder,
+    UnknownAxisOrder,
+    UnknownFeatureOrder,
+    is_flattened,
+)
+
+
+def for_one_time_step(
+    function: Callable[..., list[TensorOrder]],
+    layer: keras.layers.TimeDistributed,
+    orders: list[TensorOrder],
+    shapes: list[Shape],
+    results: list[Shape],
+) -> list[TensorOrder]:
+    """Returns the orders that a function finds for the layer inside a `TimeDistributed`.
+
+    Args:
+        function: `_layer_forward` or `_layer_backward`.
+        layer: The wrapper.
+        orders: Orders that the function takes, with the axis of time.
+        shapes, results: Shapes of the wrapper's inputs and outputs.
+    """
+    found = function(
+        unwrapped(layer.layer),
+        [_without_time(order) for order in orders],
+        [shape[1:] for shape in shapes],
+        [shape[1:] for shape in results],
+    )
+    if any(isinstance(order, tuple) and order[:1] != (0,) for order in orders):
+        # PyTorch has another axis first, so its model cannot run the layer on steps of this one.
+        reason = f"'{layer.name}' runs its layer along an axis of an image"
+        return [
+            UnknownFeatureOrder(reason) if is_flattened(order) else UnknownAxisOrder(reason)
+            for order in found
+        ]
+    return [_with_time(order) for order in found]
+
+
+def _without_time(order: TensorOrder) -> TensorOrder:
+    """Returns the order of one time step of a tensor, which `TimeDistributed` passes on."""
+    if not isinstance(order, tuple):
+        return order
+    in_torch = sorted(order[1:])
+    return tuple(in_torch.index(position) for position in order[1:])
+
+
+def _with_time(order: TensorOrder) -> TensorOrder:
+    """Returns the order of a tensor, from the order of one of its time steps."""
+    return (0, *(position + 1 for position in order)) if isinstance(order, tuple) else order
