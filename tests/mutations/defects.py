@@ -827,6 +827,27 @@ DEFECTS = [
         ("tests/pretrained/test_hidden_flatten.py",),
     ),
     Defect(
+        "a sum of an image and a sequence has no order",
+        "tfwd/pretrained/flatten_order/orders.py",
+        "return unknown[0] if unknown else UnknownAxisOrder(of_axes)",
+        "return None",
+        ("tests/pretrained/test_orders_that_nothing_proves.py", "-k", "sum"),
+    ),
+    Defect(
+        "a layer that is called twice has the order of its last call",
+        "tfwd/pretrained/flatten_order/layer_orders.py",
+        "if is_conflict and not isinstance(order, UnknownFeatureOrder):",
+        "if False:",
+        ("tests/pretrained/test_orders_that_nothing_proves.py", "-k", "twice"),
+    ),
+    Defect(
+        "a subclassed model may flatten with a function unseen",
+        "tfwd/pretrained/flatten_order/unseen_layers.py",
+        "if is_dense and kernel is not None and kernel.shape[0] not in {1, *known}:",
+        "if False:",
+        ("tests/pretrained/test_orders_that_nothing_proves.py", "-k", "subclassed"),
+    ),
+    Defect(
         "the config beside the weights is not read",
         "tfwd/pretrained/published_layers.py",
         "config, error = workers.json_from_chief(lambda: _config_at(path))",

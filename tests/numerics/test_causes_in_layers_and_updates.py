@@ -11,8 +11,6 @@ from non_finite_reports import dense, names, report_of
 from planted_nan_models import data
 from stack_marks import IS_KERAS_2, SOAK_ON_KERAS_2
 
-import tfwd
-
 pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
 
@@ -265,7 +263,7 @@ def test_each_cause_has_a_section():
     source = "".join(path.read_text("utf-8") for path in files)
     titles = set(re.findall(r'Cause\(\s*f?"([^"]+)"', source))
     assert len(titles) > 10
-    page = Path(tfwd.__file__).resolve().parents[1] / "docs" / "non_finite.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "non_finite.md"
     sections = set(re.findall(r"^## (.+)$", page.read_text("utf-8"), re.M))
     wanted = {title.replace("{what}", "input or the labels") for title in titles}
     assert {title[0].upper() + title[1:] for title in wanted} <= sections

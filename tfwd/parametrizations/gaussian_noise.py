@@ -77,7 +77,7 @@ class GaussianNoise(Parametrization):
         self._deviation: tf.Tensor | None = None  # set for one weight by `of_weight`
 
     def __call__(self, weight: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        self.check("GaussianNoise")
+        self.check("GaussianNoise", tuple(weight.shape))
         if self.is_identity:
             return weight
         return dropout_and_noise.noise(weight, self._stddev(weight), seed)

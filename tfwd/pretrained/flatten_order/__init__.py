@@ -2,8 +2,8 @@
 
 PyTorch flattens `[channels, height, width]`. Keras flattens `[height, width, channels]`. The next
 layer's weights therefore have their rows in another order. The same holds for the outputs of a
-`Dense` layer that are reshaped to an image. The model's graph shows both cases. If it does not prove
-the order of the features at a kernel, loading the kernel is an error.
+`Dense` layer that are reshaped to an image. The model's graph shows both cases. If the graph does
+not prove the order of the features at a kernel, loading the kernel is an error.
 
 - `orders.py`: the order of a tensor's axes, and of flattened features.
 - `layer_groups.py`: Keras layers that have the same effect on the order.

@@ -233,7 +233,7 @@ class TrainStep(abc.ABC):
             unit = tf.cast(_keras_training.loss_scale(self.optimizer), tf.float32)
         norm = tf.linalg.global_norm(gradients)
         if updates:
-            gradients = self._clip_and_decay(gradients, norm, unit if scales_loss else None)
+            gradients = self.final_gradients(gradients, norm, unit if scales_loss else None)
         loss, norm = tf.cast(loss, tf.float32), tf.cast(norm, tf.float32)
         finite = tf.math.is_finite(loss)
         if scales_loss:
@@ -291,10 +291,10 @@ class TrainStep(abc.ABC):
         self.workers.votes.assign(received[3:])
         return tf.unstack(received[:3]), sums
 
-    def _clip_and_decay(
+    def final_gradients(
         self, gradients: list[Any], norm: tf.Tensor, scale: tf.Tensor | None
     ) -> list[Any]:
-        """Clips gradients by their global norm, and then adds the coupled decay.
+        """Returns the gradients of an update: clipped by their global norm, with the coupled decay.
 
         Args:
             gradients: the gradients.
