@@ -11,16 +11,18 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_input_order, made_features
 from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
-    CONCATENATION_LAYERS,
     DEPTHWISE_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
+    combines_entries_one_by_one,
     has_image_layers,
     image_axes,
     is_channels_first,
+    is_concatenation,
     is_reshape,
+    keeps_axes_whole,
     may_reorder_entries,
     weights_of,
 )
@@ -31,8 +33,13 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
-    flattens_differently,
+    channels_last,
+    common_order,
+    flattened_axes,
     is_flattened,
+    is_image,
+    is_vector,
+    may_be_image,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
@@ -58,12 +65,16 @@ def required_input_order(
             _record_unknown_outputs(layer, recorder)
         if features is not None and _keeps_channels(layer):
             return _changed_features(layer)
+        if len(shape) == 2 and not weights_of(layer) and not is_image(required):
+            if isinstance(required, UnknownAxisOrder):
+                return required
+            return UnknownAxisOrder(f"'{layer.name}' is on a sequence", yields=True)
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
         recorder.record(layer, "outputs", features, is_backward=True)
         if len(shape) < 2:
             return None
-        if flattens_differently(required, result):
+        if is_image(required):
             reason = f"'{layer.name}' is on the channels of an image of {result}"
             return UnknownAxisOrder(reason)
         if isinstance(required, UnknownAxisOrder) and not required.is_sequence:
@@ -91,7 +102,7 @@ def required_input_order(
         if features is not None:
             _record_unknown_outputs(layer, recorder)
         return tuple(range(len(shape)))
-    if isinstance(layer, CONCATENATION_LAYERS):
+    if is_concatenation(layer):
         if features is None:
             return required
         return UnknownFeatureOrder(
@@ -111,10 +122,16 @@ def required_input_order(
     if len(shape) > 1 and has_image_layers(layer):
         return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may take an image")
     if len(shape) == 1:
-        return _required_features(layer, required, shape, result)
-    if isinstance(required, UnknownAxisOrder) or flattens_differently(required, result):
-        return UnknownAxisOrder(f"'{layer.name}' makes an image of {result}")
-    return None
+        made = _required_features(layer, required, shape, result)
+        owners = _owners_of_outputs(layer, result) if made is not None else []
+        for owner in owners:
+            recorder.record(owner, "outputs", made, is_backward=True)
+        return None if owners else made
+    if not may_be_image(required) or not len(result):
+        return None
+    reason = f"'{layer.name}' makes an image of {result}"
+    is_whole = len(result) > 1 and keeps_axes_whole(layer, result, shape)
+    return UnknownAxisOrder(reason) if is_whole else UnknownFeatureOrder(reason)
 
 
 def _keeps_channels(layer: Any) -> bool:
@@ -141,13 +158,25 @@ def _required_features(
         target = inner.target_shape if isinstance(inner, keras.layers.Reshape) else ()
         if len(target) > 1 and -1 not in target and (math.prod(target),) == shape:
             return UnknownFeatureOrder(f"'{inner.name}' makes an image of {tuple(target)}")
-    if None in shape or None in result or math.prod(shape) != math.prod(result):
+    if None in result or len(result) < 2 or result[-1] == shape[0]:
         return None
-    if isinstance(required, UnknownAxisOrder):
-        return UnknownFeatureOrder(required.reason)
-    if flattens_differently(required, result):
-        return UnknownFeatureOrder(f"'{layer.name}' makes an image of {result}")
-    return None
+    may_be_made = len(result) > 2 and flattened_axes(result, channels_last(len(result)))
+    if not may_be_image(required) and not may_be_made:
+        return None
+    reason = f"'{layer.name}' makes an image of {result}"
+    return UnknownFeatureOrder(getattr(required, "reason", reason))
+
+
+def _owners_of_outputs(layer: Any, result: Shape) -> list[Any]:
+    """Returns the layers inside a custom layer whose outputs may become all entries of a result."""
+    if not weights_of(layer):
+        return []
+    return [
+        inner
+        for inner in _keras.layers.all_layers(layer)
+        for weight in _keras.layers.held_weights(inner)
+        if len(weight.shape) == 2 and weight.shape[-1] == math.prod(result)
+    ]
 
 
 def required_beside_flattened(
@@ -169,14 +198,43 @@ def required_beside_flattened(
         shapes: Shapes of the inputs.
         result: Shape of the output.
     """
-    if isinstance(layer, CONCATENATION_LAYERS) or may_reorder_entries(layer):
+    if is_concatenation(layer):
         return required
     name = getattr(layer, "name", "")
     unknown = UnknownFeatureOrder(f"'{name}' combines the outputs with flattened features")
     flattened = list(filter(is_flattened, orders))
+    pairs = list(zip(orders, shapes, strict=True))
+    sizes = {result[-1:], *(shape[-1:] for order, shape in pairs if is_flattened(order))}
     return [
-        unknown if shape == result and order not in flattened and later not in flattened else later
-        for later, order, shape in zip(required, orders, shapes, strict=True)
+        unknown
+        if shape[-1:] in sizes and order not in flattened and later not in flattened
+        else later
+        for later, (order, shape) in zip(required, pairs, strict=True)
+    ]
+
+
+def required_beside_image(
+    layer: Any, required: list[TensorOrder], shapes: list[Shape], result: Shape, order: TensorOrder
+) -> list[TensorOrder]:
+    """Returns the orders required of a layer's inputs, whose sum or other merge is an image.
+
+    Args:
+        layer: Layer without wrappers, or operation of a graph.
+        required: Orders that the layer requires of its inputs without this rule.
+        shapes: Shapes of the inputs.
+        result: Shape of the output.
+        order: Order of the output in the forward pass.
+    """
+    merges = is_concatenation(layer) or combines_entries_one_by_one(layer) or result in shapes
+    is_weak = isinstance(order, UnknownAxisOrder) and order.yields
+    if len(shapes) < 2 or not merges or is_weak or not may_be_image(order):
+        return required
+    text = f"'{getattr(layer, 'name', '')}' combines tensors in several orders of axes"
+    return [
+        later
+        if len(shape) != len(result) or is_vector(shape)
+        else common_order([later, order], conflict=text, of_axes=text)
+        for later, shape in zip(required, shapes, strict=True)
     ]
 
 

@@ -15,8 +15,8 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownAxisOrder,
     UnknownFeatureOrder,
     flattened_axes,
-    flattens_differently,
     is_flattened,
+    is_image,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import flattened_order
 
@@ -113,6 +113,8 @@ def einsum_input_order(
 ) -> TensorOrder:
     """Returns the order that an einsum layer requires of its input.
 
+    A sum over the last axis alone is a `Linear` layer of PyTorch, which shows the order.
+
     Args:
         layer: The layer.
         required: Order that later layers require of the output.
@@ -122,8 +124,10 @@ def einsum_input_order(
         return None
     axes = _numbers(_terms(layer)[0], einsum_terms(layer).summed, len(shape))
     if len(axes) == len(shape):
-        return tuple(range(len(shape)))
-    return _beside_an_image(layer, required, result) or tuple(range(len(shape)))
+        return None
+    is_linear = axes == [len(shape) - 1]
+    in_torch = tuple(range(len(shape))) if is_linear else None
+    return _beside_an_image(layer, required, result) or in_torch
 
 
 def axes_of_features(order: FlattenedAxes, sizes: Shape) -> list[tuple[int, ...]] | None:
@@ -175,7 +179,7 @@ def _order_of_axes(
 
 def _beside_an_image(layer: Any, order: TensorOrder, shape: Shape) -> UnknownAxisOrder | None:
     """Returns the unknown order of a tensor, if an einsum makes it from some axes of an image."""
-    if flattens_differently(order, shape):
+    if is_image(order):
         reason = f"'{layer.name}' is on some axes of an image of {shape}"
         return UnknownAxisOrder(reason)
     return order if isinstance(order, UnknownAxisOrder) and not order.is_sequence else None

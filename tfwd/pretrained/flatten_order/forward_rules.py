@@ -12,7 +12,6 @@ from tfwd.pretrained.flatten_order.einsum_axes import einsum_output_order
 from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
 from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_LAYERS,
-    CONCATENATION_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     SEQUENCE_LAYERS,
@@ -20,7 +19,9 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     has_image_layers,
     image_axes,
     is_channels_first,
+    is_concatenation,
     is_reshape,
+    keeps_axes_whole,
     may_reorder_entries,
     operation_name,
     weights_of,
@@ -33,7 +34,10 @@ from tfwd.pretrained.flatten_order.orders import (
     common_order,
     flattens_differently,
     is_flattened,
+    is_image,
     is_order_of_torch,
+    is_vector,
+    may_be_image,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
@@ -58,13 +62,16 @@ def output_order(
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         if len(result) < 2:
             return None
+        if not weights_of(layer) and len(shape) == 2 and _is_sequence(order):
+            return order if isinstance(order, UnknownAxisOrder) else _on_sequence(layer)
         if isinstance(layer, IMAGE_LAYERS) and (other := order_of_positions(layer, order, shape)):
             return UnknownAxisOrder(other.reason)
         return order_after(layer, image_axes(layer, len(result)), result)
     if isinstance(layer, keras.layers.EinsumDense):
         return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
-        image = _first_image(orders, shapes) if isinstance(layer, ATTENTION_LAYERS) else None
+        images = filter(may_be_image, orders) if isinstance(layer, ATTENTION_LAYERS) else ()
+        image = next(iter(images), None)
         if image is not None and len(result) > 1:
             reason = f"'{layer.name}' is on the positions of an image"
             return image if isinstance(image, UnknownAxisOrder) else UnknownAxisOrder(reason)
@@ -81,24 +88,22 @@ def output_order(
         if has_flattened:
             return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
         return permuted_order(order, [i - 1 for i in layer.dims], layer.name)
-    if isinstance(layer, CONCATENATION_LAYERS) or operation_name(layer) in (
-        "concatenate",
-        "concat",
-    ):
+    if is_concatenation(layer):
         if has_flattened:
             return UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
         if all(other == order for other in orders):
             return order
-        if len(result) > 1 and any(map(flattens_differently, orders, shapes)):
+        if len(result) > 1 and any(map(is_image, orders)):
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
         return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
-    is_elementwise = result in shapes and not may_reorder_entries(layer)
+    is_elementwise = result in shapes or combines_entries_one_by_one(layer)
+    is_elementwise = is_elementwise and not may_reorder_entries(layer)
     if is_elementwise and _keeps_axes(layer, order):
         return _elementwise_output_order(layer, orders, shapes, result)
     if has_flattened:
         return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
     if len(result) > 1:
-        return _other_axis_order(layer, orders, shapes)
+        return _other_axis_order(layer, orders, shapes, result)
     found = [
         _other_feature_order(layer, one, shape, result)
         for one, shape in zip(orders, shapes, strict=True)
@@ -115,14 +120,16 @@ def _keeps_axes(layer: Any, order: TensorOrder) -> bool:
     return not has_image_layers(layer) or not (order is None or is_order_of_torch(order))
 
 
-def _first_image(orders: Sequence[TensorOrder], shapes: Sequence[Shape]) -> TensorOrder:
-    """Returns the order of the first tensor that is an image; None if there is no image."""
-    for order, shape in zip(orders, shapes, strict=True):
-        if flattens_differently(order, shape):
-            return order
-        if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
-            return order
-    return None
+def _is_sequence(order: TensorOrder) -> bool:
+    """Returns True for axes that PyTorch's model may have in the same order."""
+    if isinstance(order, UnknownAxisOrder):
+        return not order.yields
+    return isinstance(order, tuple) and is_order_of_torch(order)
+
+
+def _on_sequence(layer: Any) -> UnknownAxisOrder:
+    """Returns the order after a pooling of a sequence, for which PyTorch's model may transpose."""
+    return UnknownAxisOrder(f"'{layer.name}' is on a sequence", is_sequence=True)
 
 
 def _dense_output_order(
@@ -131,7 +138,7 @@ def _dense_output_order(
     """Returns the order of the outputs of a `Dense` layer, which acts on the last axis."""
     if len(result) < 2:
         return None
-    if flattens_differently(order, shape):  # PyTorch's layer needs the channels last
+    if is_image(order):  # PyTorch's layer needs the channels last
         reason = f"'{layer.name}' is on the channels of an image of {shape}"
         return UnknownAxisOrder(reason)
     if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
@@ -143,7 +150,10 @@ def _elementwise_output_order(
     layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
 ) -> TensorOrder:
     """Returns the order of an output that combines the entries of its inputs one by one."""
-    same_shape = [order for order, shape in zip(orders, shapes, strict=True) if shape == result]
+    pairs = list(zip(orders, shapes, strict=True))
+    same_shape = [order for order, shape in pairs if shape == result]
+    if len(result) > 1:  # a vector of channels may be multiplied with an image in any order
+        same_shape = [o for o, s in pairs if len(s) == len(result) and not is_vector(s)]
     order = common_order(
         same_shape,
         conflict=f"'{layer.name}' combines flattened features with others",
@@ -155,15 +165,23 @@ def _elementwise_output_order(
 
 
 def _other_axis_order(
-    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
+    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
 ) -> TensorOrder:
     """Returns the order of the axes that a custom layer or operation returns."""
-    for order, shape in zip(orders, shapes, strict=True):
-        if flattens_differently(order, shape):
-            return UnknownAxisOrder(f"'{layer.name}' changes the axes of an image of {shape}")
-    if has_image_layers(layer):
+    if has_image_layers(layer) and not any(map(is_image, orders)):
         return UnknownAxisOrder(f"'{layer.name}' has convolutions inside, and may return an image")
-    return next((order for order in orders if isinstance(order, UnknownAxisOrder)), None)
+    has_units = _has_units(layer, result[-1])
+    for order, shape in zip(orders, shapes, strict=True):
+        if is_image(order):
+            reason = f"'{layer.name}' changes the axes of an image of {shape}"
+        elif isinstance(order, UnknownAxisOrder):
+            reason = order.reason
+        else:
+            continue
+        if not has_units and not keeps_axes_whole(layer, shape, result):
+            return UnknownFeatureOrder(reason)
+        return UnknownAxisOrder(reason)
+    return None
 
 
 def _other_feature_order(
@@ -176,13 +194,13 @@ def _other_feature_order(
         )
     if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
-    # A custom layer may also pool. The result then has the size of an axis.
-    may_flatten = result[0] not in shape and not operation_name(layer)
+    # A custom layer may also pool. Global pooling returns a feature for each channel.
+    may_flatten = result[0] != shape[-1] and not operation_name(layer)
     if math.prod(shape) != result[0] and not may_flatten:
         return None
     if isinstance(order, UnknownAxisOrder):
-        is_vector = sum(size != 1 for size in shape) < 2
-        return None if is_vector else UnknownFeatureOrder(order.reason)
+        is_one_axis = sum(size != 1 for size in shape) < 2
+        return None if is_one_axis else UnknownFeatureOrder(order.reason)
     if not flattens_differently(order, shape):
         return None
     what = "flattens" if math.prod(shape) == result[0] else "may flatten a part of"

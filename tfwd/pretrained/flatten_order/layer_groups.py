@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.orders import AxisOrder, channels_last
+from tfwd.pretrained.flatten_order.orders import AxisOrder, Shape, channels_last
 
 
 def _named(*names: str) -> tuple[Any, ...]:
@@ -36,7 +36,7 @@ ATTENTION_LAYERS = _named(
 )
 # The outputs of these layers have the same axes in PyTorch.
 SEQUENCE_LAYERS = (*_named("Embedding", "RNN", "Bidirectional", "EinsumDense"), *ATTENTION_LAYERS)
-CONCATENATION_LAYERS = _named("Concatenate")
+_CONCATENATIONS = ("concatenate", "concat")
 # The outputs of these layers have the axes and features of the inputs.
 ORDER_PRESERVING_LAYERS = (
     *_named("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Softmax", "Dropout", "Identity"),
@@ -60,6 +60,13 @@ _ELEMENTWISE_OPERATIONS = (
     *("log_sigmoid", "hard_sigmoid", "softplus", "softsign", "soft_sign", "tanh", "hard_tanh"),
     *("hard_silu", "hard_swish", "mish", "softmax", "log_softmax", "identity", "stop_gradient"),
 )
+# These operations do not merge axes, and do not divide them.
+_OPERATIONS_ON_AXES = (
+    *("getitem", "slice", "stridedslice", "split", "unstack", "stack", "pad", "repeat", "tile"),
+    *("mean", "sum", "prod", "max", "min", "amax", "amin", "std", "var", "any", "all", "logsumexp"),
+    *("transpose", "swapaxes", "moveaxis", "flip", "roll", "einsum", "matmul", "tensordot", "take"),
+    *("broadcastto", "resize", "cumsum", "argmax"),
+)
 # Operations that may reorder the entries of a tensor without changing its shape.
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
@@ -73,6 +80,12 @@ def operation_name(operation: Any) -> str:
     if isinstance(symbol, str):
         return symbol.rpartition(".")[2].lower()
     return "" if isinstance(operation, keras.layers.Layer) else type(operation).__name__.lower()
+
+
+def is_concatenation(layer: Any) -> bool:
+    """Returns True for a `Concatenate` layer and for an operation that joins tensors."""
+    is_layer = isinstance(layer, keras.layers.Concatenate)
+    return is_layer or operation_name(layer) in _CONCATENATIONS
 
 
 def is_reshape(layer: Any) -> bool:
@@ -95,6 +108,20 @@ def combines_entries_one_by_one(layer: Any) -> bool:
     name = operation_name(layer).replace("_", "")
     names = {each.replace("_", "") for each in _ELEMENTWISE_OPERATIONS}
     return isinstance(layer, (*MERGING_LAYERS, *ORDER_PRESERVING_LAYERS)) or name in names
+
+
+def keeps_axes_whole(layer: Any, shape: Shape, result: Shape) -> bool:
+    """Returns True if a layer or operation cannot merge the axes of an image to other axes.
+
+    Args:
+        layer: Layer or operation that changes the shape.
+        shape: Shape of the input.
+        result: Shape of the output, with two or more axes.
+    """
+    name = operation_name(layer).replace("_", "")
+    if name.removeprefix("reduce") in _OPERATIONS_ON_AXES:
+        return True
+    return result[-1] in (1, shape[-1]) or result[:-1] == shape[:-1]
 
 
 def is_channels_first(layer: Any) -> bool:

@@ -26,7 +26,12 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownFeatureOrder,
     flattens_differently,
 )
-from tfwd.pretrained.flatten_order.unseen_layers import Side, unexplained_kernels, unseen_images
+from tfwd.pretrained.flatten_order.unseen_layers import (
+    Side,
+    unexplained_inputs,
+    unexplained_outputs,
+    unseen_images,
+)
 
 
 @dataclasses.dataclass
@@ -143,15 +148,18 @@ class OrderRecorder:
             self.record_unexplained(inside, {shape[-1] for shape in shapes if shape})
 
     def record_unexplained(self, layers: Sequence[Any], sizes: set[int]) -> None:
-        """Records an unknown order for kernels whose inputs no layer and no tensor explains.
+        """Records an unknown order for kernels whose inputs or outputs no other layer explains.
 
         Args:
             layers: Layers outside all graphs, or in a custom layer. One of them takes images.
             sizes: Sizes of the last axes of the tensors that these layers take.
         """
-        for layer, size in unexplained_kernels(layers, sizes):
+        for layer, size in unexplained_inputs(layers, sizes):
             reason = f"the model does not show where the {size} features come from"
             self.record(layer, "inputs", UnknownFeatureOrder(reason))
+        for layer, size in unexplained_outputs(layers):
+            reason = f"the model does not show what takes the {size} outputs"
+            self.record(layer, "outputs", UnknownFeatureOrder(reason), is_backward=True)
 
     def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
         """Records an unknown order for layers with a weight on all entries of a tensor.

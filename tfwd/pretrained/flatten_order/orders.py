@@ -99,6 +99,23 @@ def flattens_differently(order: TensorOrder, shape: Shape) -> bool:
     return isinstance(order, tuple) and flattened_axes(shape, order) is not None
 
 
+def is_image(order: TensorOrder) -> bool:
+    """Returns True for known axes that PyTorch has in another order."""
+    return isinstance(order, tuple) and not is_order_of_torch(order)
+
+
+def may_be_image(order: TensorOrder) -> bool:
+    """Returns True for an image, and for axes in an unknown order that no later layer shows."""
+    if isinstance(order, UnknownAxisOrder):
+        return not order.is_sequence
+    return is_image(order)
+
+
+def is_vector(shape: Shape) -> bool:
+    """Returns True if only the last axis has several entries."""
+    return all(size == 1 for size in shape[:-1])
+
+
 def is_flattened(order: TensorOrder) -> bool:
     """Returns True for an order of features, known or unknown."""
     return isinstance(order, (FlattenedAxes, UnknownFeatureOrder))

@@ -11,6 +11,7 @@ import keras
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.backward_rules import (
     required_beside_flattened,
+    required_beside_image,
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
@@ -26,6 +27,8 @@ from tfwd.pretrained.flatten_order.orders import (
     flattened_axes,
     flattens_differently,
     is_flattened,
+    is_image,
+    is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.time_steps import for_one_time_step
 from tfwd.pretrained.flatten_order.unseen_layers import Side, unseen_images
@@ -48,6 +51,8 @@ class _Propagation:
     def __init__(self) -> None:
         self.recorder = OrderRecorder()
         self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
+        # Orders that layers require of the tensors of all graphs, by id.
+        self._uses: dict[int, list[TensorOrder]] = {}
         self._in_graphs: set[int] = set()  # ids of layers
         self._image_layers: set[int] = set()  # ids of layers
         # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
@@ -62,7 +67,7 @@ class _Propagation:
             self.recorder.record_unseen(side, shape, unseen, reason)
             if None not in shape and -1 not in shape:
                 self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
-        if self._image_layers:
+        if self._image_layers or _takes_image(model):
             sizes = {shape[-1] for shape in _shapes_at_ends(model, self._graphs_inside) if shape}
             self.recorder.record_unexplained(unseen, sizes)
 
@@ -82,12 +87,8 @@ class _Propagation:
             beside = None
             if is_inside and self._image_layers - _image_layers(layer):
                 beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
-            inputs = [
-                _input_order(t) if beside is None or len(_shape_of(t)) < 2 else beside
-                for t in graph.inputs
-            ]
-            found = self._forward(graph, inputs)
             outputs = [beside if len(_shape_of(t)) > 1 else None for t in graph.outputs]
+            found = self._forward(graph, self._input_orders(graph, beside, outputs))
             self._backward(graph, outputs)
             if is_inside:
                 self._graphs_inside.append((layer.name, graph, found))
@@ -95,6 +96,24 @@ class _Propagation:
             without_graph.append(layer)
         for inner in _keras.layers.sublayers(layer):
             self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
+
+    def _input_orders(
+        self, graph: Any, beside: UnknownAxisOrder | None, outputs: list[TensorOrder]
+    ) -> list[TensorOrder]:
+        """Returns the orders of a graph's inputs, which the first layers of the graph show.
+
+        Args:
+            graph: Graph of a model.
+            beside: Order of all inputs with several axes, if the model does not show them.
+            outputs: Orders that are required of the graph's outputs.
+        """
+        recorder, self.recorder = self.recorder, OrderRecorder()
+        required = self._backward(graph, outputs)  # without the orders of a forward pass
+        self.recorder = recorder
+        return [
+            beside if beside and len(_shape_of(tensor)) > 1 else _input_order(tensor, order)
+            for tensor, order in zip(graph.inputs, required, strict=True)
+        ]
 
     def _unseen_images(self, layers: Sequence[Any]) -> Iterator[tuple[Side, Shape, str]]:
         """Yields the images that may be flattened or made outside all graphs.
@@ -107,6 +126,10 @@ class _Propagation:
         """
         yield from unseen_images(layers, has_images=bool(self._image_layers))
         for name, graph, orders in self._graphs_inside:
+            for shape in map(_shape_of, graph.inputs):
+                if len(shape) > 2 and None not in shape:
+                    reason = f"'{name}' takes an image of {shape}, maybe made from these outputs"
+                    yield "outputs", shape, reason
             for tensor, order in zip(graph.outputs, orders, strict=True):
                 shape = _shape_of(tensor)
                 if is_flattened(order):
@@ -145,9 +168,20 @@ class _Propagation:
                 [_shape_of(tensor) for tensor in arguments],
                 [_shape_of(tensor) for tensor in outputs],
             )
-            orders.update(zip(map(id, outputs), found, strict=False))
+            orders.update(
+                (id(tensor), self._order_of_uses(tensor, order))
+                for tensor, order in zip(outputs, found, strict=False)
+            )
         self._orders.update(orders)
         return [orders.get(id(tensor)) for tensor in graph.outputs]
+
+    def _order_of_uses(self, tensor: Any, order: TensorOrder) -> TensorOrder:
+        """Returns the order of a tensor, which is unknown if several layers need several orders."""
+        uses = self._uses.get(id(tensor), [])
+        is_sequence = [use is not None and is_order_of_torch(use) for use in uses]
+        if not is_image(order) or not any(is_sequence) or all(is_sequence):
+            return order
+        return UnknownAxisOrder("the outputs of a layer are used in several orders of axes")
 
     def _layer_forward(
         self,
@@ -205,8 +239,11 @@ class _Propagation:
             orders = [self._orders.get(id(tensor)) for tensor in arguments]
             if any(map(is_flattened, orders)):
                 found = required_beside_flattened(layer, found, orders, shapes, result_shapes[0])
+            order = self._orders.get(id(results[0]))
+            found = required_beside_image(layer, found, shapes, result_shapes[0], order)
             for tensor, order in zip(arguments, found, strict=True):
                 required.setdefault(id(tensor), []).append(order)
+        self._uses.update(required)
         return [_common(required.get(id(tensor), [])) for tensor in graph.inputs]
 
     def _layer_backward(
@@ -252,13 +289,21 @@ def _common(orders: list[TensorOrder]) -> TensorOrder:
     )
 
 
-def _input_order(tensor: Any) -> TensorOrder:
+def _input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
     """Returns the order of an input of a model. With three axes, it may be an image."""
     shape = _shape_of(tensor)
+    if required is not None and len(shape) > 1:
+        return required
     if len(shape) < 3 or not flattened_axes(shape, channels_last(len(shape))):
         return None
     reason = f"the model does not show what the axes of {shape}, its input, are"
     return UnknownAxisOrder(reason, yields=True, is_sequence=True)
+
+
+def _takes_image(model: Any) -> bool:
+    """Returns True if the inputs of a model have three axes, and may therefore be images."""
+    shape = _keras.layer_building.called_shape(model)
+    return isinstance(shape, tuple) and len(shape) > 3
 
 
 def _shapes_at_ends(model: Any, graphs: Sequence[tuple[str, Any, Any]]) -> list[Shape]:

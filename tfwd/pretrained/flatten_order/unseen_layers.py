@@ -8,7 +8,7 @@ from typing import Any, Literal
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.layer_groups import recurrent_cells
+from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, recurrent_cells
 from tfwd.pretrained.flatten_order.orders import Shape, channels_last, flattened_axes
 
 Side = Literal["inputs", "outputs"]
@@ -45,32 +45,71 @@ def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, S
     return found
 
 
-def unexplained_kernels(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple[Any, int]]:
-    """Yields the kernels whose number of inputs is not the size of any layer's outputs.
+def unexplained_inputs(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple[Any, int]]:
+    """Yields the kernels whose number of inputs is not the size of an earlier layer's outputs.
 
     Their inputs may be a flattened image, also if a function flattens it.
 
     Args:
-        layers: Layers outside all graphs, or in a custom layer.
+        layers: Layers outside all graphs, or in a custom layer, in the order of their creation.
         sizes: Further sizes of tensors that a kernel may take.
 
     Yields:
         The layer that owns the kernel, and the number of inputs.
     """
-    known = sizes | {size for layer in layers for size in _output_sizes(layer)}
+    known, last_image = {1, *sizes}, set[int]()
     for layer in layers:
-        for owner in recurrent_cells(layer) or [layer]:
-            kernel = getattr(owner, "kernel", None)
-            is_dense = isinstance(layer, keras.layers.Dense) or owner is not layer
-            if is_dense and kernel is not None and kernel.shape[0] not in {1, *known}:
-                yield owner, int(kernel.shape[0])
+        for owner in _kernel_owners(layer):
+            size = int(owner.kernel.shape[0])
+            if size not in known | last_image:
+                yield owner, size
+        if isinstance(layer, IMAGE_LAYERS):  # the channels of earlier images are not flattened
+            last_image = _output_sizes(layer) or last_image
+        else:
+            known |= _output_sizes(layer)
+
+
+def unexplained_outputs(layers: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    """Yields the `Dense` layers before a convolution whose outputs no layer takes as they are.
+
+    Their outputs may be reshaped to an image, also if a function reshapes them.
+
+    Args:
+        layers: As in `unexplained_inputs`.
+
+    Yields:
+        The layer, and the number of its outputs.
+    """
+    convolutions = [i for i, layer in enumerate(layers) if _channels(layer)]
+    channels = {size for layer in layers for size in _channels(layer)}
+    inputs = {int(owner.kernel.shape[0]) for each in layers for owner in _kernel_owners(each)}
+    known = {1, *channels, *(2 * size for size in channels), *inputs}  # 2: a scale and a shift
+    for layer in layers[: max(convolutions, default=0)]:
+        if isinstance(layer, keras.layers.Dense) and layer.built and layer.units not in known:
+            yield layer, layer.units
+
+
+def _kernel_owners(layer: Any) -> list[Any]:
+    """Returns the layers or cells with a kernel on the last axis of a layer's inputs."""
+    owners = recurrent_cells(layer) or [layer] * isinstance(layer, keras.layers.Dense)
+    return [owner for owner in owners if getattr(owner, "kernel", None) is not None]
+
+
+def _channels(layer: Any) -> set[int]:
+    """Returns the numbers of channels that a convolution takes and returns."""
+    if not isinstance(layer, IMAGE_LAYERS):
+        return set()
+    shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
+    return {size for shape in shapes if len(shape) > 2 for size in shape[-2:]}
 
 
 def _output_sizes(layer: Any) -> set[int]:
     """Returns the sizes of the last axis that a layer's outputs may have."""
+    if isinstance(layer, IMAGE_LAYERS):
+        return {layer.filters} if getattr(layer, "filters", None) else set()
     shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
     sizes = {shape[-1] for shape in shapes if len(shape) > 1}
-    for cell in recurrent_cells(layer):  # the last cell may have other units
-        units = getattr(cell, "units", 0)
-        sizes |= {units, 2 * units}
+    if isinstance(layer, (keras.layers.RNN, keras.layers.Bidirectional)):
+        cells = [inner for inner in _keras.layers.all_layers(layer) if hasattr(inner, "units")]
+        sizes |= {factor * cell.units for cell in cells for factor in (1, 2)}
     return sizes
