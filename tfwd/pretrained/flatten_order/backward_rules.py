@@ -23,7 +23,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     is_concatenation,
     is_reshape,
     keeps_axes_whole,
-    may_reorder_entries,
+    may_exchange_axes,
     weights_of,
 )
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
@@ -34,7 +34,6 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownAxisOrder,
     UnknownFeatureOrder,
     channels_last,
-    common_order,
     flattened_axes,
     is_flattened,
     is_image,
@@ -68,7 +67,7 @@ def required_input_order(
         if len(shape) == 2 and not weights_of(layer) and not is_image(required):
             if isinstance(required, UnknownAxisOrder):
                 return required
-            return UnknownAxisOrder(f"'{layer.name}' is on a sequence", yields=True)
+            return UnknownAxisOrder(f"'{layer.name}' is on a sequence", True, True)
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
         recorder.record(layer, "outputs", features, is_backward=True)
@@ -113,7 +112,7 @@ def required_input_order(
         return order_after(layer, required, shape)
     has_weights = bool(weights_of(layer))
     is_kept = not has_weights or isinstance(required, (tuple, UnknownAxisOrder))
-    if shape == result and not may_reorder_entries(layer) and is_kept:
+    if shape == result and not may_exchange_axes(layer, shape) and is_kept:
         return order_after(layer, required, shape)
     if features is not None and has_weights:
         _record_unknown_outputs(layer, recorder)
@@ -158,7 +157,12 @@ def _required_features(
         target = inner.target_shape if isinstance(inner, keras.layers.Reshape) else ()
         if len(target) > 1 and -1 not in target and (math.prod(target),) == shape:
             return UnknownFeatureOrder(f"'{inner.name}' makes an image of {tuple(target)}")
-    if None in result or len(result) < 2 or result[-1] == shape[0]:
+    if None in result or len(result) < 2:
+        return None
+    rows = [weight.shape[0] for weight in weights_of(layer) if len(weight.shape) == 2]
+    if has_image_layers(layer) and shape[0] not in rows:
+        return UnknownFeatureOrder(f"'{layer.name}' may make an image of them")
+    if result[-1] == shape[0]:
         return None
     may_be_made = len(result) > 2 and flattened_axes(result, channels_last(len(result)))
     if not may_be_image(required) and not may_be_made:
@@ -230,10 +234,9 @@ def required_beside_image(
     if len(shapes) < 2 or not merges or is_weak or not may_be_image(order):
         return required
     text = f"'{getattr(layer, 'name', '')}' combines tensors in several orders of axes"
+    unknown = UnknownAxisOrder(text)
     return [
-        later
-        if len(shape) != len(result) or is_vector(shape)
-        else common_order([later, order], conflict=text, of_axes=text)
+        later if len(shape) != len(result) or is_vector(shape) or later == order else unknown
         for later, shape in zip(required, shapes, strict=True)
     ]
 

@@ -22,7 +22,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     is_concatenation,
     is_reshape,
     keeps_axes_whole,
-    may_reorder_entries,
+    may_exchange_axes,
     operation_name,
     weights_of,
 )
@@ -62,8 +62,9 @@ def output_order(
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         if len(result) < 2:
             return None
-        if not weights_of(layer) and len(shape) == 2 and _is_sequence(order):
-            return order if isinstance(order, UnknownAxisOrder) else _on_sequence(layer)
+        if not weights_of(layer) and len(shape) == 2 and not is_image(order):
+            is_unknown = isinstance(order, UnknownAxisOrder) and not order.yields
+            return order if is_unknown else _on_sequence(layer)
         if isinstance(layer, IMAGE_LAYERS) and (other := order_of_positions(layer, order, shape)):
             return UnknownAxisOrder(other.reason)
         return order_after(layer, image_axes(layer, len(result)), result)
@@ -97,7 +98,7 @@ def output_order(
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
         return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
     is_elementwise = result in shapes or combines_entries_one_by_one(layer)
-    is_elementwise = is_elementwise and not may_reorder_entries(layer)
+    is_elementwise = is_elementwise and not may_exchange_axes(layer, result)
     if is_elementwise and _keeps_axes(layer, order):
         return _elementwise_output_order(layer, orders, shapes, result)
     if has_flattened:
@@ -118,13 +119,6 @@ def _keeps_axes(layer: Any, order: TensorOrder) -> bool:
     A layer with convolutions is assumed to return an image if it takes an image.
     """
     return not has_image_layers(layer) or not (order is None or is_order_of_torch(order))
-
-
-def _is_sequence(order: TensorOrder) -> bool:
-    """Returns True for axes that PyTorch's model may have in the same order."""
-    if isinstance(order, UnknownAxisOrder):
-        return not order.yields
-    return isinstance(order, tuple) and is_order_of_torch(order)
 
 
 def _on_sequence(layer: Any) -> UnknownAxisOrder:

@@ -94,10 +94,20 @@ def is_reshape(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Reshape) or operation_name(layer) in names
 
 
-def may_reorder_entries(layer: Any) -> bool:
-    """Returns True for an operation that may change the order of a tensor's entries."""
-    name = operation_name(layer)
-    return any(word in name for word in _REORDERING_OPERATIONS)
+def may_exchange_axes(layer: Any, shape: Shape) -> bool:
+    """Returns True for a function that may reorder the entries of a tensor, and keeps its shape.
+
+    Args:
+        layer: Layer or operation.
+        shape: Shape of its input and output. A function cannot exchange axes of different sizes.
+    """
+    if not isinstance(layer, keras.layers.Layer):
+        return any(word in operation_name(layer) for word in _REORDERING_OPERATIONS)
+    is_function = isinstance(layer, keras.layers.Lambda) or not layer.weights
+    is_known = _keras.is_of_keras(type(layer), "call") and not isinstance(
+        layer, keras.layers.Lambda
+    )
+    return is_function and not is_known and shape[-1] != 1 and shape[-1] in shape[:-1]
 
 
 def combines_entries_one_by_one(layer: Any) -> bool:

@@ -172,7 +172,8 @@ class _Propagation:
                 (id(tensor), self._order_of_uses(tensor, order))
                 for tensor, order in zip(outputs, found, strict=False)
             )
-        self._orders.update(orders)
+        for key, order in orders.items():
+            self._orders[key] = _of_calls(self._orders.get(key), order)
         return [orders.get(id(tensor)) for tensor in graph.outputs]
 
     def _order_of_uses(self, tensor: Any, order: TensorOrder) -> TensorOrder:
@@ -280,6 +281,15 @@ class _Propagation:
         return [None] * len(shapes)
 
 
+def _of_calls(before: TensorOrder, order: TensorOrder) -> TensorOrder:
+    """Returns the order of a tensor of a graph that is called several times."""
+    if before == order or before is None or order is None:
+        return before or order
+    if is_flattened(before) or is_flattened(order):
+        return UnknownFeatureOrder("the model calls a part of it on features in several orders")
+    return UnknownAxisOrder("the model calls a part of it on several orders of axes")
+
+
 def _common(orders: list[TensorOrder]) -> TensorOrder:
     """Returns the order that all later layers require of a tensor."""
     return common_order(
@@ -292,7 +302,7 @@ def _common(orders: list[TensorOrder]) -> TensorOrder:
 def _input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
     """Returns the order of an input of a model. With three axes, it may be an image."""
     shape = _shape_of(tensor)
-    if required is not None and len(shape) > 1:
+    if required is not None and not is_flattened(required) and len(shape) > 1:
         return required
     if len(shape) < 3 or not flattened_axes(shape, channels_last(len(shape))):
         return None
