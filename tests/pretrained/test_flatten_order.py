@@ -207,3 +207,90 @@ def test_the_first_vector_of_a_sequence_of_any_length(tmp_path):
     load(model, tmp_path, mapping={"e": "e", "f": "f"})
     ids = np.array([[1, 8, 0], [2, 2, 5]])
     np.testing.assert_allclose(model(ids), table[ids[:, 0]] @ weight.T, rtol=1e-4, atol=1e-6)
+
+
+def joined(kind):
+    """Returns a model that joins two flattened images and a vector, for a layer on all features."""
+    inputs, vector = keras.Input((5, 4, 3)), keras.Input((2,))
+    image = convolution()(inputs)
+    parts = [layers.Flatten()(layers.Cropping2D(((2 * i, 2 - 2 * i), 0))(image)) for i in range(2)]
+    rows = layers.Concatenate()([parts[0], vector])
+    rows = layers.Concatenate()([rows, parts[1]])
+    if kind == "norm":
+        rows = layers.BatchNormalization(name="n", epsilon=1e-3)(rows)
+    if kind == "rnn":
+        rows = layers.Reshape((1, -1))(rows)
+        return keras.Model([inputs, vector], layers.SimpleRNN(6, use_bias=False, name="f")(rows))
+    if kind == "gru":
+        rows = layers.Reshape((1, -1))(rows)
+        return keras.Model([inputs, vector], layers.GRU(2, use_bias=False, name="f")(rows))
+    return keras.Model([inputs, vector], head()(rows))
+
+
+@pytest.mark.parametrize("kind", ["dense", "norm", "rnn", "gru"])
+def test_joined_features(kind, tmp_path):
+    vector, size = RNG.normal(size=(2, 2)).astype("float32"), 2 * 2 * 3 * 4 + 2
+    weight, bias = RNG.normal(size=(6, size)) / 9, RNG.normal(size=6)
+    norm = {
+        f"n.{name}": RNG.uniform(0.5, 2, size)
+        for name in ("weight", "bias", "running_mean", "running_var")
+    }
+    image = convolved(X)
+    parts = [image[:, :, :2].reshape(2, -1), vector, image[:, :, 2:].reshape(2, -1)]
+    rows, model = np.concatenate(parts, 1), joined(kind)
+    if kind in ("dense", "norm"):
+        tensors = {"f.weight": weight, "f.bias": bias}
+        mapping = {"c": "c", "f": "f"}
+        if kind == "norm":
+            tensors, mapping = {**tensors, **norm}, {**mapping, "n": "n"}
+            scale = norm["n.weight"] / np.sqrt(norm["n.running_var"] + 1e-3)
+            rows = (rows - norm["n.running_mean"]) * scale + norm["n.bias"]
+        expected = rows @ weight.T + bias
+    else:
+        units = 6 if kind == "rnn" else 2
+        recurrent = np.zeros((6, units))
+        tensors = {"f.weight_ih_l0": weight, "f.weight_hh_l0": recurrent}
+        mapping = {
+            "c": "c",
+            "f/.*/kernel": "f.weight_ih_l0",
+            "f/.*/recurrent_kernel": "f.weight_hh_l0",
+        }
+        gates = rows @ weight.T
+        expected = np.tanh(gates)
+        if kind == "gru":  # PyTorch: reset, update, new; from a state of zeros
+            update = 1 / (1 + np.exp(-gates[:, 2:4]))
+            expected = (1 - update) * np.tanh(gates[:, 4:])
+    load(model, saved(tmp_path, KERNEL, tensors), mapping=mapping)
+    np.testing.assert_allclose(model([X, vector], training=False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_nested_model_that_takes_a_dict(tmp_path):
+    """Checks inputs that the inner model has in another order than the names."""
+    z, a = keras.Input((48,), name="z"), keras.Input((48,), name="a")
+    inner = keras.Model([z, a], layers.Subtract()([head()(z), layers.Dense(6, name="g")(a)]))
+    inputs, vector = keras.Input((5, 4, 3)), keras.Input((48,))
+    outputs = inner({"z": layers.Flatten()(convolution()(inputs)), "a": vector})
+    model = keras.Model([inputs, vector], outputs)
+    other = {"g.weight": RNG.normal(size=(6, 48)), "g.bias": RNG.normal(size=6)}
+    load(model, saved(tmp_path, KERNEL, LINEAR, other), mapping={"c": "c", "f": "f", "g": "g"})
+    x = RNG.normal(size=(2, 48)).astype("float32")
+    expected = linear(convolved(X).reshape(2, -1)) - x @ other["g.weight"].T - other["g.bias"]
+    np.testing.assert_allclose(model([X, x]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_frames_that_a_reshape_flattens(tmp_path):
+    """Checks `flatten(2)` of PyTorch on a sequence of images, before a recurrent layer."""
+    frames = np.stack([X, X[::-1]], axis=1)
+    w, u = RNG.normal(size=(3, 48)), RNG.normal(size=(3, 3))
+    model = sequential(
+        keras.Input((2, 5, 4, 3)),
+        layers.TimeDistributed(convolution()),
+        layers.Reshape((2, 48)),
+        layers.SimpleRNN(3, use_bias=False, name="r"),
+    )
+    folder = saved(tmp_path, KERNEL, {"r.weight_ih_l0": w / 9, "r.weight_hh_l0": u})
+    load(model, folder, mapping={"c": "c", "r/.*cell": "r"})
+    h = np.zeros((2, 3))
+    for t in range(2):
+        h = np.tanh(convolved(frames[:, t]).reshape(2, -1) @ w.T / 9 + h @ u.T)
+    np.testing.assert_allclose(model(frames), h, rtol=1e-4, atol=1e-4)

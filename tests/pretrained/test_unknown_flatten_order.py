@@ -51,13 +51,6 @@ def with_block():
     return sequential(keras.Input((5, 4, 3)), Block(), layers.Flatten(), head())
 
 
-def joined():
-    inputs = keras.Input((5, 4, 3))
-    image = convolution()(inputs)
-    rows = [layers.Flatten()(layers.Cropping2D(((2 * i, 2 - 2 * i), 0))(image)) for i in range(2)]
-    return keras.Model(inputs, head()(layers.Concatenate()(rows)))
-
-
 def columns():
     """Returns a model that reads an image column by column, as for text in images."""
     return sequential(
@@ -131,7 +124,6 @@ def on_channels():
         (columns, "'r' is a reshape between an image of (4, 3, 4) and (4, 12)"),
         (tokens, "'r' is a reshape between an image of (4, 3, 4) and (12, 4)"),
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
-        (joined, "joins flattened features with others"),
         (with_block, "has convolutions inside, and may return an image"),
         (rows_and_columns, "does not show whether PyTorch's model permutes like 'r'"),
         (permuted_sequence, "does not show whether PyTorch's model permutes like 'r'"),

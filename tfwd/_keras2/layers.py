@@ -40,12 +40,22 @@ def all_layers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
+def _inputs_of(node: Any) -> list[Any]:
+    """Returns the input tensors of a node. Those of a model are in the order of its inputs."""
+    given = node.call_args[0] if node.call_args else None
+    names = getattr(node.layer, "input_names", None)
+    if not isinstance(given, dict) or not names:
+        return node.keras_inputs
+    is_known = set(given) == set(names) and len(names) == len(node.keras_inputs)
+    return [given[name] for name in names] if is_known else node.keras_inputs
+
+
 def graph(layer: Any) -> Graph | None:
     """Returns the graph of a functional or sequential model, or None."""
     if not isinstance(layer, functional.Functional) or not is_of_keras(type(layer), "call"):
         return None
     nodes = [
-        (node.layer, node.keras_inputs, tf.nest.flatten(node.outputs))
+        (node.layer, _inputs_of(node), tf.nest.flatten(node.outputs))
         for depth in sorted(layer._nodes_by_depth, reverse=True)
         for node in layer._nodes_by_depth[depth]
         if not node.is_input

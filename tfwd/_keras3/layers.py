@@ -35,13 +35,24 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
+def _inputs_of(node: Any) -> list[Any]:
+    """Returns the input tensors of a node. Those of a model are in the order of its inputs."""
+    given = node.arguments.args[0] if node.arguments.args else None
+    inputs = getattr(node.operation, "inputs", None)
+    if not isinstance(given, dict) or not isinstance(inputs, list):
+        return node.input_tensors
+    names = [tensor._keras_history.operation.name for tensor in inputs]
+    is_known = set(given) == set(names) and len(names) == len(node.input_tensors)
+    return [given[name] for name in names] if is_known else node.input_tensors
+
+
 def graph(layer: Any) -> Graph | None:
     """Returns the graph of a functional or sequential model, or None."""
     model = getattr(layer, "_functional", None) or layer
     if not isinstance(model, keras.src.models.Functional) or not is_of_keras(type(layer), "call"):
         return None
     nodes = [
-        (node.operation, node.input_tensors, node.outputs)
+        (node.operation, _inputs_of(node), node.outputs)
         for depth in sorted(model._nodes_by_depth, reverse=True)
         for node in model._nodes_by_depth[depth]
         if not node.is_input

@@ -22,6 +22,8 @@ class Layout:
         final: tuple of int. Shape of the variable.
         order: tuple of int. Order of the entries on the first axis of `split`. Default None, for
             the file's order.
+        rows: tuple of int. For each entry on the variable's first axis, its position before.
+            Default None, for the order that the permutation gives.
     """
 
     shape: tuple[int, ...]
@@ -29,6 +31,7 @@ class Layout:
     axes: tuple[int, ...]
     final: tuple[int, ...]
     order: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None = None
 
     @staticmethod
     def unchanged(shape: tuple[int, ...]) -> Layout:
@@ -58,6 +61,8 @@ class Layout:
             steps = ["features reordered"] if len(self.final) == 1 else [*steps, "reordered"]
         if self.order is not None:
             steps.append("gates reordered")
+        if self.rows is not None:
+            steps.append("features reordered" if len(self.final) == 1 else "reordered")
         return ", ".join(steps) or "as it is"
 
     def merged(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -70,7 +75,7 @@ class Layout:
             The sizes of the file's axes, and their order in the variable. None if the first axis is
             not the file's rows, or if the rows are reordered.
         """
-        if self.order is not None:
+        if self.order is not None or self.rows is not None:
             return None
         groups: list[list[int]] = []
         for axis in (axis for axis in self.axes if self.split[axis] != 1):
@@ -92,7 +97,8 @@ class Layout:
         split = values.reshape(self.split)
         if self.order is not None:
             split = split[list(self.order)]
-        return np.transpose(split, self.axes).reshape(self.final)
+        value = np.transpose(split, self.axes).reshape(self.final)
+        return value if self.rows is None else value[list(self.rows)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ must give the layout.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import keras
@@ -14,7 +15,12 @@ import keras
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
-from tfwd.pretrained.flatten_order.orders import FeatureOrder, FlattenedAxes, UnknownFeatureOrder
+from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
+    FlattenedAxes,
+    JoinedFeatures,
+    UnknownFeatureOrder,
+)
 from tfwd.pretrained.layouts import Layout
 from tfwd.pretrained.target_variables import Target
 
@@ -48,6 +54,9 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
         return Layout.unchanged(target.shape)
     layout = _layout_by_owner(target)
     inputs, outputs = feature_orders(target, orders)
+    if isinstance(inputs, JoinedFeatures):
+        rest = layout_of(target, transposed, LayerOrders(None, orders.outputs))
+        return dataclasses.replace(rest, rows=inputs.rows)
     if not (isinstance(inputs, FlattenedAxes) or isinstance(outputs, FlattenedAxes)):
         return layout
     shape = target.shape

@@ -67,7 +67,8 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
     if unknown is orders.outputs:
         return (
             f"{start}write its features to the file in Keras's order of axes, and map to "
-            f"Key({key.name!r}, transposed=False)"
+            f"Key({key.name!r}, transposed=False); or map to Key(..., flattened=()) if PyTorch has "
+            "the outputs in the same order"
         )
     return (
         f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "

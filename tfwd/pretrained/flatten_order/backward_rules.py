@@ -58,7 +58,7 @@ def required_input_order(
         shape, result: Shapes of the input and of the output.
         recorder: Gets the order if the layer has weights along the output.
     """
-    features = required if isinstance(required, (FlattenedAxes, UnknownFeatureOrder)) else None
+    features: Any = required if is_flattened(required) else None
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         if features is not None and weights_of(layer):
             _record_unknown_outputs(layer, recorder)
@@ -88,6 +88,8 @@ def required_input_order(
         return einsum_input_order(layer, required, shape, result)
     if isinstance(layer, keras.layers.Flatten) and features is not None:
         return _flattened_input_order(layer, features, shape)
+    if isinstance(layer, keras.layers.RepeatVector) and features is not None:
+        return features
     if is_reshape(layer):
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
@@ -236,7 +238,9 @@ def required_beside_image(
     text = f"'{getattr(layer, 'name', '')}' combines tensors in several orders of axes"
     unknown = UnknownAxisOrder(text)
     return [
-        later if len(shape) != len(result) or is_vector(shape) or later == order else unknown
+        later
+        if len(shape) != len(result) or is_vector(shape) or shape[-1] == 1 or later == order
+        else unknown
         for later, shape in zip(required, shapes, strict=True)
     ]
 

@@ -10,6 +10,7 @@ import keras
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
+    JoinedFeatures,
     Shape,
     TensorOrder,
     UnknownAxisOrder,
@@ -62,9 +63,11 @@ def summed_features(
     """
     axes = _numbers(_terms(layer)[0], einsum_terms(layer).summed, len(shape))
     last = len(shape) - 1
-    if isinstance(order, (FlattenedAxes, UnknownFeatureOrder)):
+    if isinstance(order, (FlattenedAxes, JoinedFeatures, UnknownFeatureOrder)):
         if last not in axes:
             return None
+        if isinstance(order, JoinedFeatures):
+            return UnknownFeatureOrder(f"'{layer.name}' sums over joined features")
         several = UnknownFeatureOrder(f"'{layer.name}' sums over flattened features and other axes")
         return order if axes == [last] else several
     reason = f"'{layer.name}' sums over several axes of an image of {shape}"

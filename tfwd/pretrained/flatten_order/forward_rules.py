@@ -37,6 +37,7 @@ from tfwd.pretrained.flatten_order.orders import (
     is_image,
     is_order_of_torch,
     is_vector,
+    joined_features,
     may_be_image,
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
@@ -81,6 +82,8 @@ def output_order(
         return _dense_output_order(layer, order, shape, result)
     if isinstance(layer, keras.layers.Flatten):
         return flattened_order(order, shape, layer.name, is_channels_first(layer))
+    if isinstance(layer, keras.layers.RepeatVector) and has_flattened:
+        return order
     if is_reshape(layer):
         if len(result) == 1:
             return flattened_order(order, shape, layer.name)
@@ -91,12 +94,15 @@ def output_order(
         return permuted_order(order, [i - 1 for i in layer.dims], layer.name)
     if is_concatenation(layer):
         if has_flattened:
-            return UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
+            unknown = UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
+            return joined_features(orders, shapes) or unknown
         if all(other == order for other in orders):
             return order
         if len(result) > 1 and any(map(is_image, orders)):
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
         return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
+    if has_image_layers(layer) and is_image(order) and len(result) == len(shape):
+        return order_after(layer, order, result)
     is_elementwise = result in shapes or combines_entries_one_by_one(layer)
     is_elementwise = is_elementwise and not may_exchange_axes(layer, result)
     if is_elementwise and _keeps_axes(layer, order):

@@ -26,9 +26,11 @@ IMAGE_LAYERS = (
     *_of_ranks("MaxPooling{}D", "AveragePooling{}D", "UpSampling{}D", "ZeroPadding{}D"),
     *_of_ranks("Cropping{}D", "GlobalMaxPooling{}D", "GlobalAveragePooling{}D"),
     *_of_ranks("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
+    *_named("Resizing", "CenterCrop"),
 )
 # The outputs of these layers have the channels of the inputs.
 DEPTHWISE_LAYERS = _of_ranks("DepthwiseConv{}D")
+_NORMALIZED_KERNELS = _named("SpectralNormalization")
 # The outputs of these layers are images, or sequences of images.
 IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
 ATTENTION_LAYERS = _named(
@@ -151,7 +153,18 @@ def image_axes(layer: Any, rank: int) -> AxisOrder:
         if rank > cell.rank + 1:
             return (0, *(position + 1 for position in image_axes(cell, rank - 1)))
         return image_axes(cell, rank)
-    return tuple(range(rank)) if is_channels_first(layer) else channels_last(rank)
+    images = max(0, rank - _image_rank(layer, rank))  # axes of a batch of batches
+    inner = rank - images
+    axes = tuple(range(inner)) if is_channels_first(layer) else channels_last(inner)
+    return (*range(images), *(images + axis for axis in axes))
+
+
+def _image_rank(layer: Any, rank: int) -> int:
+    """Returns the number of axes of an image with channels, by the class of an image layer."""
+    for spatial in (1, 2, 3):
+        if any(base.__name__.endswith(f"{spatial}D") for base in type(layer).__mro__):
+            return spatial + 1
+    return rank
 
 
 def recurrent_cells(layer: Any) -> list[Any]:
@@ -177,7 +190,7 @@ def weights_of(layer: Any) -> list[Any]:
 
 
 def unwrapped(layer: Any) -> Any:
-    """Returns a layer without the wrappers of tfwd."""
-    while isinstance(layer, _keras.layer_wrappers.Wraps):
+    """Returns a layer without the wrappers of tfwd, and without `SpectralNormalization`."""
+    while isinstance(layer, (_keras.layer_wrappers.Wraps, *_NORMALIZED_KERNELS)):
         layer = layer.layer
     return layer

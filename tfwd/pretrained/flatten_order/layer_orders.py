@@ -19,12 +19,12 @@ from tfwd.pretrained.flatten_order.layer_groups import (
 )
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
-    FlattenedAxes,
     Shape,
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
     flattens_differently,
+    is_flattened,
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
@@ -93,9 +93,7 @@ class OrderRecorder:
             orders: Orders of the inputs.
             shapes: Shapes of the inputs.
         """
-        flattened = [
-            order for order in orders if isinstance(order, (FlattenedAxes, UnknownFeatureOrder))
-        ]
+        flattened: list[Any] = list(filter(is_flattened, orders))
         order: FeatureOrder = None
         if flattened:
             is_same = len(set(flattened)) == 1 and len(flattened) == len(shapes)

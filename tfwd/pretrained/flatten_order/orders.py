@@ -6,7 +6,9 @@ Shapes and orders do not include the first axis, which is the batch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 Shape = tuple[int, ...]
 AxisOrder = tuple[int, ...]  # for each axis of a Keras tensor, its position in PyTorch
@@ -29,6 +31,29 @@ class FlattenedAxes:
         """Returns the sizes in PyTorch's order."""
         axes = sorted(range(len(self.positions)), key=self.positions.__getitem__)
         return tuple(self.shape[axis] for axis in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedFeatures:
+    """Known order of features that a `Concatenate` layer joined.
+
+    Attributes:
+        parts: tuple of (int, FlattenedAxes or None). Number of features of each part, and their
+            order. None if PyTorch has the same order.
+    """
+
+    parts: tuple[tuple[int, FlattenedAxes | None], ...]
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Returns the position in PyTorch of each feature."""
+        rows: list[int] = []
+        for size, order in self.parts:
+            numbers = np.arange(len(rows), len(rows) + size)
+            if order is not None:
+                numbers = numbers.reshape(order.torch_shape).transpose(order.positions).ravel()
+            rows += numbers.tolist()
+        return tuple(rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +84,28 @@ class UnknownAxisOrder:
 
 
 # None: PyTorch has the same order, or nothing was flattened.
-FeatureOrder = FlattenedAxes | UnknownFeatureOrder | None
+FeatureOrder = FlattenedAxes | JoinedFeatures | UnknownFeatureOrder | None
 TensorOrder = AxisOrder | UnknownAxisOrder | FeatureOrder
+
+
+def joined_features(orders: Sequence[TensorOrder], shapes: Sequence[Shape]) -> FeatureOrder:
+    """Returns the order of joined features; None if it cannot be told from the parts' orders.
+
+    Args:
+        orders: Orders of the parts. None if PyTorch has the same order.
+        shapes: Shapes of the parts.
+    """
+    parts: list[tuple[int, FlattenedAxes | None]] = []
+    for order, shape in zip(orders, shapes, strict=True):
+        if len(shape) != 1 or shape[0] is None:
+            return None
+        if isinstance(order, JoinedFeatures):
+            parts += order.parts
+        elif order is None or isinstance(order, FlattenedAxes):
+            parts.append((shape[0], order))
+        else:
+            return None
+    return JoinedFeatures(tuple(parts))
 
 
 def channels_last(rank: int) -> AxisOrder:
@@ -118,7 +163,7 @@ def is_vector(shape: Shape) -> bool:
 
 def is_flattened(order: TensorOrder) -> bool:
     """Returns True for an order of features, known or unknown."""
-    return isinstance(order, (FlattenedAxes, UnknownFeatureOrder))
+    return isinstance(order, (FlattenedAxes, JoinedFeatures, UnknownFeatureOrder))
 
 
 def common_order(orders: Iterable[TensorOrder], conflict: str, of_axes: str) -> TensorOrder:

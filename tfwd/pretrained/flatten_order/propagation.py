@@ -80,10 +80,8 @@ class _Propagation:
             is_inside: bool. True if another layer without a graph contains the layer.
         """
         layer = unwrapped(layer)
-        if id(layer) in self._in_graphs:
-            return
-        graph = _keras.layers.graph(layer)
-        if graph is not None:
+        graph, is_called = _keras.layers.graph(layer), id(layer) in self._in_graphs
+        if graph is not None and not is_called:
             beside = None
             if is_inside and self._image_layers - _image_layers(layer):
                 beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
@@ -92,7 +90,7 @@ class _Propagation:
             self._backward(graph, outputs)
             if is_inside:
                 self._graphs_inside.append((layer.name, graph, found))
-        else:
+        elif not is_called:
             without_graph.append(layer)
         for inner in _keras.layers.sublayers(layer):
             self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
@@ -213,7 +211,7 @@ class _Propagation:
             self._in_graphs.add(id(layer))
             return for_one_time_step(self._layer_forward, layer, orders, shapes, results)
         if isinstance(layer, keras.layers.Layer):
-            self._in_graphs.update(map(id, _keras.layers.all_layers(layer)))
+            self._in_graphs.update(map(id, _outside_graphs(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
         if not orders or not results:
             return [None] * len(results)
@@ -308,6 +306,14 @@ def _input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
         return None
     reason = f"the model does not show what the axes of {shape}, its input, are"
     return UnknownAxisOrder(reason, yields=True, is_sequence=True)
+
+
+def _outside_graphs(layer: Any) -> Iterator[Any]:
+    """Yields a layer and the layers inside, but not the graphs inside and their layers."""
+    yield layer
+    for inner in map(unwrapped, _keras.layers.sublayers(layer)):
+        if _keras.layers.graph(inner) is None:
+            yield from _outside_graphs(inner)
 
 
 def _takes_image(model: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.orders import (
     AxisOrder,
     FlattenedAxes,
+    JoinedFeatures,
     Shape,
     TensorOrder,
     UnknownAxisOrder,
@@ -83,6 +85,9 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     """
     if result == shape:
         return order
+    if isinstance(order, JoinedFeatures):
+        changed = UnknownFeatureOrder(f"'{name}' changes flattened features")
+        return order if result[-1] == shape[-1] else changed
     if isinstance(order, FlattenedAxes):
         if result[-1] == shape[-1]:
             return order
@@ -93,6 +98,8 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
         return UnknownAxisOrder(reason) if keeps_last else UnknownFeatureOrder(reason)
     if isinstance(order, tuple) and _without_ones(shape) == _without_ones(result):
         return _order_beside_ones(order, shape, result)
+    if isinstance(order, tuple) and _flattens_after_time(order, shape, result):
+        return flattened_axes(shape[1:], order[1:]) or (0, 1)
     if flattens_differently(order, shape):
         reason = f"'{name}' is a reshape between an image of {shape} and {result}"
     elif isinstance(order, UnknownAxisOrder):
@@ -102,6 +109,13 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     if _last_axis_keeps_order(order, shape, result):
         return UnknownAxisOrder(reason)
     return UnknownFeatureOrder(reason)
+
+
+def _flattens_after_time(order: AxisOrder, shape: Shape, result: Shape) -> bool:
+    """Returns True for a reshape of a sequence of images to a sequence of features."""
+    if len(result) != 2 or None in shape or None in result or order[0] != 0:
+        return False
+    return result == (shape[0], math.prod(shape[1:]))
 
 
 def _without_ones(shape: Shape) -> Shape:
