@@ -210,23 +210,31 @@ def required_beside_flattened(
     unknown = UnknownFeatureOrder(f"'{name}' combines the outputs with flattened features")
     flattened = list(filter(is_flattened, orders))
     pairs = list(zip(orders, shapes, strict=True))
-    sizes = {result[-1:], *(shape[-1:] for order, shape in pairs if is_flattened(order))}
+    sizes = {shape[-1] for order, shape in pairs if is_flattened(order)} - {1}
     return [
         unknown
-        if shape[-1:] in sizes and order not in flattened and later not in flattened
+        if (shape == result or not sizes.isdisjoint(shape))
+        and order not in flattened
+        and later not in flattened
         else later
         for later, (order, shape) in zip(required, pairs, strict=True)
     ]
 
 
 def required_beside_image(
-    layer: Any, required: list[TensorOrder], shapes: list[Shape], result: Shape, order: TensorOrder
+    layer: Any,
+    required: list[TensorOrder],
+    orders: list[TensorOrder],
+    shapes: list[Shape],
+    result: Shape,
+    order: TensorOrder,
 ) -> list[TensorOrder]:
     """Returns the orders required of a layer's inputs, whose sum or other merge is an image.
 
     Args:
         layer: Layer without wrappers, or operation of a graph.
         required: Orders that the layer requires of its inputs without this rule.
+        orders: Orders of the inputs in the forward pass. None if features were reshaped.
         shapes: Shapes of the inputs.
         result: Shape of the output.
         order: Order of the output in the forward pass.
@@ -237,12 +245,13 @@ def required_beside_image(
         return required
     text = f"'{getattr(layer, 'name', '')}' combines tensors in several orders of axes"
     unknown = UnknownAxisOrder(text)
-    return [
-        later
-        if len(shape) != len(result) or is_vector(shape) or shape[-1] == 1 or later == order
-        else unknown
-        for later, shape in zip(required, shapes, strict=True)
-    ]
+
+    def of_input(later: TensorOrder, before: TensorOrder, shape: Shape) -> TensorOrder:
+        has_order = len(shape) == len(result) and not is_vector(shape) and shape[-1] != 1
+        is_made = before is None and later != order
+        return unknown if has_order and is_made else later
+
+    return list(map(of_input, required, orders, shapes))
 
 
 def _changed_features(layer: Any) -> UnknownFeatureOrder:

@@ -9,7 +9,11 @@ from typing import Any
 import keras
 
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_output_order
-from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
+from tfwd.pretrained.flatten_order.image_axes_rules import (
+    has_own_convolution,
+    order_after,
+    order_of_positions,
+)
 from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_LAYERS,
     IMAGE_LAYERS,
@@ -20,10 +24,10 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     image_axes,
     is_channels_first,
     is_concatenation,
+    is_operation,
     is_reshape,
     keeps_axes_whole,
     may_exchange_axes,
-    operation_name,
     weights_of,
 )
 from tfwd.pretrained.flatten_order.orders import (
@@ -181,6 +185,8 @@ def _other_axis_order(
         if not has_units and not keeps_axes_whole(layer, shape, result):
             return UnknownFeatureOrder(reason)
         return UnknownAxisOrder(reason)
+    if has_own_convolution(layer, shapes[0]):
+        return UnknownAxisOrder(f"'{layer.name}' is a custom layer, and may be a convolution")
     return None
 
 
@@ -195,7 +201,7 @@ def _other_feature_order(
     if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
     # A custom layer may also pool. Global pooling returns a feature for each channel.
-    may_flatten = result[0] != shape[-1] and not operation_name(layer)
+    may_flatten = result[0] != shape[-1] and not is_operation(layer)
     if math.prod(shape) != result[0] and not may_flatten:
         return None
     if isinstance(order, UnknownAxisOrder):

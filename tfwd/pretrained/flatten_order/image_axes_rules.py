@@ -54,7 +54,7 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
     if is_same and len(shape) > 1 and _normalizes_last_channels(layer, shape):
         reason = f"'{name}' normalizes the channels of a sequence of {shape}"
         return UnknownAxisOrder(reason, yields=order is None, is_sequence=True)
-    if is_same and len(shape) == 2 and _has_own_convolution(layer, shape):
+    if is_same and len(shape) == 2 and has_own_convolution(layer, shape):
         return UnknownAxisOrder(f"'{name}' is a custom layer, and may be a convolution")
     if not isinstance(order, tuple):
         return order
@@ -152,7 +152,7 @@ def _has_other_weights(layer: Any, order: AxisOrder, shape: Shape) -> bool:
     return False
 
 
-def _has_own_convolution(layer: Any, shape: Shape) -> bool:
+def has_own_convolution(layer: Any, shape: Shape) -> bool:
     """Returns True for a custom layer with a weight of three axes that is no table of positions."""
     if not isinstance(layer, keras.layers.Layer) or _keras.is_of_keras(type(layer), "call"):
         return False

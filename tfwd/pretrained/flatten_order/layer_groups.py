@@ -84,6 +84,11 @@ def operation_name(operation: Any) -> str:
     return "" if isinstance(operation, keras.layers.Layer) else type(operation).__name__.lower()
 
 
+def is_operation(layer: Any) -> bool:
+    """Returns True for an operation of a graph, and for `Dot`. They do not flatten."""
+    return bool(operation_name(layer)) or isinstance(layer, keras.layers.Dot)
+
+
 def is_concatenation(layer: Any) -> bool:
     """Returns True for a `Concatenate` layer and for an operation that joins tensors."""
     is_layer = isinstance(layer, keras.layers.Concatenate)

@@ -239,7 +239,7 @@ class _Propagation:
             if any(map(is_flattened, orders)):
                 found = required_beside_flattened(layer, found, orders, shapes, result_shapes[0])
             order = self._orders.get(id(results[0]))
-            found = required_beside_image(layer, found, shapes, result_shapes[0], order)
+            found = required_beside_image(layer, found, orders, shapes, result_shapes[0], order)
             for tensor, order in zip(arguments, found, strict=True):
                 required.setdefault(id(tensor), []).append(order)
         self._uses.update(required)

@@ -85,6 +85,8 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     """
     if result == shape:
         return order
+    if isinstance(order, UnknownFeatureOrder):
+        return order
     if isinstance(order, JoinedFeatures):
         changed = UnknownFeatureOrder(f"'{name}' changes flattened features")
         return order if result[-1] == shape[-1] else changed

@@ -64,7 +64,8 @@ def unexplained_inputs(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple
             if size not in known | last_image:
                 yield owner, size
         if isinstance(layer, IMAGE_LAYERS):  # the channels of earlier images are not flattened
-            last_image = _output_sizes(layer) or last_image
+            sizes_now = _output_sizes(layer)  # two poolings may be joined
+            last_image = {k * size for size in sizes_now for k in (1, 2)} or last_image
         else:
             known |= _output_sizes(layer)
 
