@@ -67,7 +67,8 @@ def required_input_order(
         if len(shape) == 2 and not weights_of(layer) and not is_image(required):
             if isinstance(required, UnknownAxisOrder):
                 return required
-            return UnknownAxisOrder(f"'{layer.name}' is on a sequence", True, True)
+            reason = f"'{getattr(layer, 'name', '')}' is on a sequence"
+            return UnknownAxisOrder(reason, yields=True, is_sequence=True)
         return image_axes(layer, len(shape)) if len(shape) > 1 else None
     if isinstance(layer, keras.layers.Dense):
         recorder.record(layer, "outputs", features, is_backward=True)

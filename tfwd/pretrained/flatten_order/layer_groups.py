@@ -196,6 +196,7 @@ def weights_of(layer: Any) -> list[Any]:
 
 def unwrapped(layer: Any) -> Any:
     """Returns a layer without the wrappers of tfwd, and without `SpectralNormalization`."""
-    while isinstance(layer, (_keras.layer_wrappers.Wraps, *_NORMALIZED_KERNELS)):
+    wrappers: tuple[Any, ...] = (_keras.layer_wrappers.Wraps, *_NORMALIZED_KERNELS)
+    while isinstance(layer, wrappers):
         layer = layer.layer
     return layer

@@ -96,7 +96,7 @@ class _Propagation:
             self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
 
     def _input_orders(
-        self, graph: Any, beside: UnknownAxisOrder | None, outputs: list[TensorOrder]
+        self, graph: Any, beside: UnknownAxisOrder | None, outputs: Sequence[TensorOrder]
     ) -> list[TensorOrder]:
         """Returns the orders of a graph's inputs, which the first layers of the graph show.
 
