@@ -40,6 +40,23 @@ def test_shape_type_and_purity(p: P.Parametrization, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("p", ALL, ids=repr)
+def test_xla_compiles_the_formula_and_its_gradient(p: P.Parametrization) -> None:
+    w = weight()
+
+    def value_and_gradient() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            value = in_call(p, w)(w, SEED)
+            total = tf.reduce_sum(value * value)
+        return value, tape.gradient(total, w)
+
+    expected = value_and_gradient()
+    found = tf.function(value_and_gradient, jit_compile=True)()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("p", ALL, ids=repr)
 def test_config_round_trip(p: P.Parametrization) -> None:
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(p))
     assert again.get_config() == p.get_config()

@@ -225,6 +225,106 @@ MODELS = {
 }
 
 
+# Further models, which were found by comparison with PyTorch's modules.
+MODELS |= {
+    "pooling of a sequence": lambda: sequential(
+        *(keras.Input((8,)), layers.Embedding(9, 5), layers.MaxPooling1D(2)),
+        *(layers.Flatten(), head()),
+    ),
+    "padding of an input": lambda: sequential(
+        keras.Input((8, 3)), layers.ZeroPadding1D(1), layers.Flatten(), head()
+    ),
+    "repeated channels of an image with one channel": lambda: sequential(
+        *(keras.Input((8, 3)), conv(1), lambda_layer(lambda x: tf.tile(x, (1, 1, 4)), (8, 4))),
+        *(layers.Flatten(), head()),
+    ),
+    "a layer on the channels of an image with one channel": lambda: sequential(
+        keras.Input((8, 3)), conv(1), layers.Dense(5), layers.Flatten(), head()
+    ),
+    "a gate on a sequence": lambda: model(
+        (8,),
+        lambda ids: head()(
+            layers.Flatten()(layers.Multiply()([(e := layers.Embedding(9, 5)(ids)), conv(1)(e)]))
+        ),
+    ),
+    "a function that merges rows": lambda: sequential(
+        *(keras.Input((4, 6, 3)), conv2()),
+        *(
+            lambda_layer(lambda x: tf.reshape(x, (-1, 4, 30)), (4, 30)),
+            layers.SimpleRNN(4, name="f"),
+        ),
+    ),
+    "patches of an input": lambda: sequential(
+        keras.Input((4, 4, 3)),
+        lambda_layer(lambda x: tf.nn.space_to_depth(x, 2), (2, 2, 12)),
+        *(layers.Reshape((4, 12)), head()),
+    ),
+    "channels that become positions": lambda: sequential(
+        *(keras.Input((2, 3, 3)), layers.Conv2D(8, 1, name="f", use_bias=False)),
+        *(lambda_layer(lambda x: tf.nn.depth_to_space(x, 2), (4, 6, 2)), conv2()),
+    ),
+    "a function that transposes a cube": lambda: sequential(
+        *(keras.Input((5, 5, 3)), conv2()),
+        *(
+            lambda_layer(lambda x: tf.transpose(x, (0, 3, 1, 2)), (5, 5, 5)),
+            layers.Flatten(),
+            head(),
+        ),
+    ),
+    "a function that makes an image": lambda: sequential(
+        *(keras.Input((5,)), layers.Dense(72, name="f", use_bias=False)),
+        lambda_layer(lambda x: tf.reshape(x, (-1, 4, 6, 3)), (4, 6, 3)),
+    ),
+    "a product with flattened features": lambda: keras.Model(
+        [(a := keras.Input((4, 6, 3))), (b := keras.Input((7,)))],
+        layers.Dot(1)([layers.Flatten()(conv2(2)(a)), head(48)(b)]),
+    ),
+    "outputs that are added to an image": lambda: keras.Model(
+        [(a := keras.Input((8, 3))), (b := keras.Input((7,)))],
+        layers.Add()([conv()(a), layers.Reshape((8, 5))(head(40)(b))]),
+    ),
+    "outputs that are joined with an image": lambda: keras.Model(
+        [(a := keras.Input((8, 3))), (b := keras.Input((7,)))],
+        layers.Concatenate()([conv()(a), layers.Reshape((8, 5))(head(40)(b))]),
+    ),
+    "outputs that become a pooled sequence": lambda: sequential(
+        *(keras.Input((5,)), head(40), layers.Reshape((8, 5)), layers.GlobalAveragePooling1D()),
+    ),
+    "an image that is also a sequence": lambda: model(
+        (8, 3),
+        lambda x: layers.Add()(
+            [
+                head()(layers.Flatten()(image := conv()(x))),
+                layers.SimpleRNN(4)(image),
+            ]
+        ),
+    ),
+    "an input that is also a sequence": lambda: model(
+        (8, 3),
+        lambda x: layers.Concatenate()(
+            [
+                head()(layers.Flatten()(layers.ReLU()(x))),
+                layers.GlobalMaxPooling1D()(conv()(x)),
+                layers.SimpleRNN(4)(x),
+            ]
+        ),
+    ),
+    "a subclassed model whose kernel is square": lambda: Subclassed(
+        lambda m, x: m.f(tf.reshape(m.c(x), (-1, 40))), *(8, 3), c=conv(), f=head(40)
+    ),
+    "a subclassed model that makes an image with a function": lambda: Subclassed(
+        lambda m, x: m.c(tf.reshape(m.f(x), (-1, 8, 9))), *(5,), f=head(72), c=conv()
+    ),
+    "a subclassed model on images without convolutions": lambda: Subclassed(
+        lambda m, x: m.f(tf.reshape(x, (-1, 72))), *(4, 6, 3), f=head()
+    ),
+    "a model in a custom layer": lambda: model(
+        (8, 3),
+        lambda x: Block(sequential(keras.Input((8, 3)), conv(), layers.Flatten()), head())(x),
+    ),
+}
+
+
 class BuiltByHand(Subclassed):
     """A model with a `build` of its own, which is not called on tensors."""
 

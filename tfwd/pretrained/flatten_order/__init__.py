@@ -12,6 +12,7 @@ not prove the order of the features at a kernel, loading the kernel is an error.
 - `image_axes_rules.py`: layers that PyTorch's model may run with the channels last.
 - `time_steps.py`: layers inside a `TimeDistributed`.
 - `unseen_layers.py`: layers that are called outside all graphs.
+- `model_ends.py`: inputs and outputs of models.
 - `layer_orders.py`: the orders that were found at each layer.
 - `propagation.py`: the pass through a model.
 """

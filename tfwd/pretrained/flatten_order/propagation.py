@@ -15,23 +15,32 @@ from tfwd.pretrained.flatten_order.backward_rules import (
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
-from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, unwrapped
+from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
+from tfwd.pretrained.flatten_order.model_ends import (
+    input_order,
+    shape_of,
+    shapes_at_ends,
+    takes_image,
+)
 from tfwd.pretrained.flatten_order.orders import (
     Shape,
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
-    channels_last,
     common_order,
-    flattened_axes,
     flattens_differently,
     is_flattened,
     is_image,
     is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.time_steps import for_one_time_step
-from tfwd.pretrained.flatten_order.unseen_layers import Side, unseen_images
+from tfwd.pretrained.flatten_order.unseen_layers import (
+    Side,
+    image_layer_ids,
+    outside_graphs,
+    unseen_images,
+)
 
 
 def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
@@ -59,7 +68,7 @@ class _Propagation:
         self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
-        self._image_layers = _image_layers(model)
+        self._image_layers = image_layer_ids(model)
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
@@ -67,8 +76,8 @@ class _Propagation:
             self.recorder.record_unseen(side, shape, unseen, reason)
             if None not in shape and -1 not in shape:
                 self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
-        if self._image_layers or _takes_image(model):
-            sizes = {shape[-1] for shape in _shapes_at_ends(model, self._graphs_inside) if shape}
+        if self._image_layers or takes_image(model):
+            sizes = {shape[-1] for shape in shapes_at_ends(model, self._graphs_inside) if shape}
             self.recorder.record_unexplained(unseen, sizes)
 
     def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
@@ -83,9 +92,9 @@ class _Propagation:
         graph, is_called = _keras.layers.graph(layer), id(layer) in self._in_graphs
         if graph is not None and not is_called:
             beside = None
-            if is_inside and self._image_layers - _image_layers(layer):
+            if is_inside and self._image_layers - image_layer_ids(layer):
                 beside = UnknownAxisOrder(f"the model does not show what calls '{layer.name}'")
-            outputs = [beside if len(_shape_of(t)) > 1 else None for t in graph.outputs]
+            outputs = [beside if len(shape_of(t)) > 1 else None for t in graph.outputs]
             found = self._forward(graph, self._input_orders(graph, beside, outputs))
             self._backward(graph, outputs)
             if is_inside:
@@ -109,7 +118,7 @@ class _Propagation:
         required = self._backward(graph, outputs)  # without the orders of a forward pass
         self.recorder = recorder
         return [
-            beside if beside and len(_shape_of(tensor)) > 1 else _input_order(tensor, order)
+            beside if beside and len(shape_of(tensor)) > 1 else input_order(tensor, order)
             for tensor, order in zip(graph.inputs, required, strict=True)
         ]
 
@@ -124,12 +133,12 @@ class _Propagation:
         """
         yield from unseen_images(layers, has_images=bool(self._image_layers))
         for name, graph, orders in self._graphs_inside:
-            for shape in map(_shape_of, graph.inputs):
+            for shape in map(shape_of, graph.inputs):
                 if len(shape) > 2 and None not in shape:
                     reason = f"'{name}' takes an image of {shape}, maybe made from these outputs"
                     yield "outputs", shape, reason
             for tensor, order in zip(graph.outputs, orders, strict=True):
-                shape = _shape_of(tensor)
+                shape = shape_of(tensor)
                 if is_flattened(order):
                     reason = f"'{name}' returns flattened features, maybe for this layer"
                     yield "inputs", shape[-1:], reason
@@ -147,7 +156,7 @@ class _Propagation:
         """
         for _, graph, _ in self._graphs_inside:
             tensors = graph.inputs if side == "inputs" else graph.outputs
-            orders = [order if _shape_of(tensor) == (size,) else None for tensor in tensors]
+            orders = [order if shape_of(tensor) == (size,) else None for tensor in tensors]
             if any(orders):
                 (self._forward if side == "inputs" else self._backward)(graph, orders)
 
@@ -163,8 +172,8 @@ class _Propagation:
             found = self._layer_forward(
                 unwrapped(operation),
                 [orders.get(id(tensor)) for tensor in arguments],
-                [_shape_of(tensor) for tensor in arguments],
-                [_shape_of(tensor) for tensor in outputs],
+                [shape_of(tensor) for tensor in arguments],
+                [shape_of(tensor) for tensor in outputs],
             )
             orders.update(
                 (id(tensor), self._order_of_uses(tensor, order))
@@ -211,7 +220,7 @@ class _Propagation:
             self._in_graphs.add(id(layer))
             return for_one_time_step(self._layer_forward, layer, orders, shapes, results)
         if isinstance(layer, keras.layers.Layer):
-            self._in_graphs.update(map(id, _outside_graphs(layer)))
+            self._in_graphs.update(map(id, outside_graphs(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
         if not orders or not results:
             return [None] * len(results)
@@ -231,8 +240,8 @@ class _Propagation:
             required.setdefault(id(tensor), []).append(order)
         for operation, arguments, results in reversed(graph.nodes):
             layer = unwrapped(operation)
-            shapes = [_shape_of(tensor) for tensor in arguments]
-            result_shapes = [_shape_of(tensor) for tensor in results]
+            shapes = [shape_of(tensor) for tensor in arguments]
+            result_shapes = [shape_of(tensor) for tensor in results]
             later = [_common(required.get(id(tensor), [])) for tensor in results]
             found = self._layer_backward(layer, later, shapes, result_shapes)
             orders = [self._orders.get(id(tensor)) for tensor in arguments]
@@ -295,48 +304,3 @@ def _common(orders: list[TensorOrder]) -> TensorOrder:
         conflict="its outputs become an image, and other layers use them too",
         of_axes="its outputs are used in several orders of axes",
     )
-
-
-def _input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
-    """Returns the order of an input of a model. With three axes, it may be an image."""
-    shape = _shape_of(tensor)
-    if required is not None and not is_flattened(required) and len(shape) > 1:
-        return required
-    if len(shape) < 3 or not flattened_axes(shape, channels_last(len(shape))):
-        return None
-    reason = f"the model does not show what the axes of {shape}, its input, are"
-    return UnknownAxisOrder(reason, yields=True, is_sequence=True)
-
-
-def _outside_graphs(layer: Any) -> Iterator[Any]:
-    """Yields a layer and the layers inside, but not the graphs inside and their layers."""
-    yield layer
-    for inner in map(unwrapped, _keras.layers.sublayers(layer)):
-        if _keras.layers.graph(inner) is None:
-            yield from _outside_graphs(inner)
-
-
-def _takes_image(model: Any) -> bool:
-    """Returns True if the inputs of a model have three axes, and may therefore be images."""
-    shape = _keras.layer_building.called_shape(model)
-    return isinstance(shape, tuple) and len(shape) > 3
-
-
-def _shapes_at_ends(model: Any, graphs: Sequence[tuple[str, Any, Any]]) -> list[Shape]:
-    """Returns the shapes of the tensors that a model takes, and that graphs inside return."""
-    shape = _keras.layer_building.called_shape(model)
-    is_one = isinstance(shape, tuple) and not any(isinstance(size, tuple) for size in shape)
-    shapes = [shape[1:]] if is_one else []
-    return [*shapes, *(_shape_of(tensor) for _, graph, _ in graphs for tensor in graph.outputs)]
-
-
-def _shape_of(tensor: Any) -> Shape:
-    """Returns the shape without the first axis; empty if the number of axes is unknown."""
-    shape = tensor.shape
-    return () if getattr(shape, "rank", 0) is None else tuple(shape)[1:]
-
-
-def _image_layers(layer: Any) -> set[int]:
-    """Returns the ids of the image layers that a layer is or contains."""
-    inside = _keras.layers.all_layers(layer)
-    return {id(inner) for inner in inside if isinstance(inner, IMAGE_LAYERS)}
