@@ -168,6 +168,14 @@ def test_whole_numbers_and_flags(dtype, mode):
     assert bool(good)
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn"])
+def test_eight_bits(dtype, mode):
+    look = summarize if mode == "eager" else tf.function(summarize)
+    values = [0.0, math.nan, 0.5, -3.0, *([math.inf, -math.inf] * (dtype == "float8_e5m2"))]
+    assert tuple(look(tf.cast(tf.constant(values), dtype)).numbers()) == expected(values)
+
+
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_numbers(dtype, mode):

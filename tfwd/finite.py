@@ -97,6 +97,8 @@ def summarize(tensor: Any) -> Summary:
     size = tf.size(tensor, tf.int64)
     if not tensor.dtype.is_floating:
         tensor = _as_floating(tensor)
+    if tensor.dtype.size == 1:  # TensorFlow has no tests of float8 numbers
+        tensor = at_least_float32(tensor)
     nan, infinite = tf.math.is_nan(tensor), tf.math.is_inf(tensor)
     magnitude = at_least_float32(tf.abs(tensor))
     finite = ~(nan | infinite)
