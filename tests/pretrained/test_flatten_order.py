@@ -294,3 +294,17 @@ def test_frames_that_a_reshape_flattens(tmp_path):
     for t in range(2):
         h = np.tanh(convolved(frames[:, t]).reshape(2, -1) @ w.T / 9 + h @ u.T)
     np.testing.assert_allclose(model(frames), h, rtol=1e-4, atol=1e-4)
+
+
+def test_frames_that_are_flattened_twice(tmp_path):
+    frames = np.stack([X, X[::-1]], axis=1)
+    weight = RNG.normal(size=(6, 2 * 48)) / 9
+    model = sequential(
+        keras.Input((2, 5, 4, 3)),
+        layers.TimeDistributed(convolution()),
+        *(layers.TimeDistributed(layers.Flatten()), layers.Flatten(), head()),
+    )
+    folder = saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": LINEAR["f.bias"]})
+    load(model, folder, mapping={"c": "c", "f": "f"})
+    rows = np.stack([convolved(frames[:, t]).reshape(2, -1) for t in range(2)], 1).reshape(2, -1)
+    np.testing.assert_allclose(model(frames), rows @ weight.T + LINEAR["f.bias"], rtol=1e-4)

@@ -17,6 +17,7 @@ from tfwd.pretrained.flatten_order.orders import (
     flattened_axes,
     flattens_differently,
     is_flattened,
+    is_vector,
 )
 
 
@@ -55,8 +56,14 @@ def flattened_order(
         channels_first: bool. True if Keras's `Flatten` moves the first axis behind the others
             before it flattens. Default False.
     """
-    if is_flattened(order):
+    if is_flattened(order) and is_vector(shape):
         return order
+    if isinstance(order, FlattenedAxes) and None not in shape:
+        steps = math.prod(shape[:-1])
+        positions = (0, *(position + 1 for position in order.positions))
+        return FlattenedAxes((steps, *order.shape), positions)
+    if is_flattened(order):
+        return UnknownFeatureOrder(f"'{name}' changes flattened features")
     if None in shape or sum(size != 1 for size in shape) < 2:
         return None
     if isinstance(order, UnknownAxisOrder):
