@@ -59,6 +59,13 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             f"has {math.prod(inputs.shape)} entries: give the shape in PyTorch of the tensor that "
             "is flattened before the layer"
         )
+    rank, is_einsum = len(target.shape), isinstance(target.owner, keras.layers.EinsumDense)
+    if isinstance(orders.inputs, FlattenedAxes) and rank > 2 and not is_einsum:
+        return (
+            f"'{target.path}' is {target.shape}, and flattened= reorders only matrices and "
+            "vectors: write the tensor to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
     orders_of_axes = (inputs, outputs)
     unknown = next((o for o in orders_of_axes if isinstance(o, UnknownFeatureOrder)), None)
     if unknown is None:

@@ -248,7 +248,7 @@ def required_beside_image(
     unknown = UnknownAxisOrder(text)
 
     def of_input(later: TensorOrder, before: TensorOrder, shape: Shape) -> TensorOrder:
-        has_order = len(shape) == len(result) and not is_vector(shape) and shape[-1] != 1
+        has_order = len(shape) > 1 and not is_vector(shape) and shape[-1] != 1
         is_made = before is None and later != order
         return unknown if has_order and is_made else later
 

@@ -65,6 +65,9 @@ def output_order(
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
+        if has_flattened and not weights_of(layer):
+            changed = UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
+            return changed if is_channels_first(layer) else order
         if len(result) < 2:
             return None
         if not weights_of(layer) and len(shape) == 2 and not is_image(order):
@@ -99,7 +102,7 @@ def output_order(
     if is_concatenation(layer):
         if has_flattened:
             unknown = UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
-            return joined_features(orders, shapes) or unknown
+            return joined_features(orders, shapes, result) or unknown
         if all(other == order for other in orders):
             return order
         if len(result) > 1 and any(map(is_image, orders)):
@@ -156,8 +159,11 @@ def _elementwise_output_order(
     """Returns the order of an output that combines the entries of its inputs one by one."""
     pairs = list(zip(orders, shapes, strict=True))
     same_shape = [order for order, shape in pairs if shape == result]
-    if len(result) > 1:  # a vector of channels may be multiplied with an image in any order
-        same_shape = [o for o, s in pairs if len(s) == len(result) and not is_vector(s)]
+    if len(result) > 1 and not is_vector(result):
+        # A vector of channels may be multiplied with an image in any order.
+        same_shape = [
+            o for o, s in pairs if is_flattened(o) or (len(s) == len(result) and not is_vector(s))
+        ]
     order = common_order(
         same_shape,
         conflict=f"'{layer.name}' combines flattened features with others",
@@ -215,4 +221,5 @@ def _other_feature_order(
 
 def _has_units(layer: Any, count: int | None) -> bool:
     """Returns True if a weight has as many outputs as the layer, which then flattens nothing."""
-    return any(tuple(weight.shape)[-1:] == (count,) for weight in weights_of(layer))
+    shapes = [tuple(weight.shape) for weight in weights_of(layer)]
+    return any(len(shape) > 1 and shape[-1] == count for shape in shapes)

@@ -155,9 +155,26 @@ class OrderRecorder:
         for layer, size in unexplained_inputs(layers, sizes):
             reason = f"the model does not show where the {size} features come from"
             self.record(layer, "inputs", UnknownFeatureOrder(reason))
+            self.record_beside(layers, size, reason)
         for layer, size in unexplained_outputs(layers):
             reason = f"the model does not show what takes the {size} outputs"
             self.record(layer, "outputs", UnknownFeatureOrder(reason), is_backward=True)
+
+    def record_beside(self, layers: Sequence[Any], size: int, reason: str) -> None:
+        """Records an unknown order for normalizations and tables that have a weight per feature.
+
+        Args:
+            layers: Layers that may use the features.
+            size: int. Number of features whose order is unknown.
+            reason: Why the order is unknown.
+        """
+        unknown = UnknownFeatureOrder(reason)
+        for layer in layers:
+            shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
+            if isinstance(layer, ORDER_PRESERVING_LAYERS) and (size,) in shapes:
+                self.record(layer, "inputs", unknown)
+            if isinstance(layer, keras.layers.Embedding) and layer.output_dim == size:
+                self.record(layer, "outputs", unknown, is_backward=True)
 
     def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
         """Records an unknown order for layers with a weight on all entries of a tensor.

@@ -88,12 +88,15 @@ FeatureOrder = FlattenedAxes | JoinedFeatures | UnknownFeatureOrder | None
 TensorOrder = AxisOrder | UnknownAxisOrder | FeatureOrder
 
 
-def joined_features(orders: Sequence[TensorOrder], shapes: Sequence[Shape]) -> FeatureOrder:
+def joined_features(
+    orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
+) -> JoinedFeatures | None:
     """Returns the order of joined features; None if it cannot be told from the parts' orders.
 
     Args:
         orders: Orders of the parts. None if PyTorch has the same order.
         shapes: Shapes of the parts.
+        result: Shape of the joined features.
     """
     parts: list[tuple[int, FlattenedAxes | None]] = []
     for order, shape in zip(orders, shapes, strict=True):
@@ -105,7 +108,8 @@ def joined_features(orders: Sequence[TensorOrder], shapes: Sequence[Shape]) -> F
             parts.append((shape[0], order))
         else:
             return None
-    return JoinedFeatures(tuple(parts))
+    is_joined = result == (sum(size for size, _ in parts),)  # not along the batch
+    return JoinedFeatures(tuple(parts)) if is_joined else None
 
 
 def channels_last(rank: int) -> AxisOrder:

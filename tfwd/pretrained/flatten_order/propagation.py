@@ -224,7 +224,17 @@ class _Propagation:
             self.recorder.record_inputs(layer, orders, shapes)
         if not orders or not results:
             return [None] * len(results)
-        return [output_order(layer, orders, shapes, result) for result in results]
+        found = [output_order(layer, orders, shapes, result) for result in results]
+        for order, result in zip(found, results, strict=True):
+            is_custom = isinstance(layer, keras.layers.Layer) and len(result) == 1
+            if (
+                is_custom
+                and isinstance(order, UnknownFeatureOrder)
+                and not any(map(is_flattened, orders))
+            ):
+                inside = _keras.layers.all_layers(layer)
+                self.recorder.record_beside(inside, result[0], order.reason)
+        return found
 
     def _backward(self, graph: Any, outputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders that a graph requires of its inputs.
