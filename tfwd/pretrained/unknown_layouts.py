@@ -8,7 +8,11 @@ import keras
 
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
-from tfwd.pretrained.flatten_order.orders import FlattenedAxes, UnknownFeatureOrder
+from tfwd.pretrained.flatten_order.orders import (
+    FlattenedAxes,
+    JoinedFeatures,
+    UnknownFeatureOrder,
+)
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import MATRICES, feature_orders, is_known_layout
@@ -58,6 +62,12 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             f"'{target.path}' is {target.shape}, but Key({key.name!r}, flattened={key.flattened}) "
             f"has {math.prod(inputs.shape)} entries: give the shape in PyTorch of the tensor that "
             "is flattened before the layer"
+        )
+    if isinstance(inputs, JoinedFeatures) and len(inputs.rows) != target.shape[0]:
+        return (
+            f"'{target.path}' is {target.shape}, and its {len(inputs.rows)} features are joined: "
+            f"write the tensor to the file in Keras's order, and map to Key({key.name!r}, "
+            "transposed=False)"
         )
     rank, is_einsum = len(target.shape), isinstance(target.owner, keras.layers.EinsumDense)
     if isinstance(orders.inputs, FlattenedAxes) and rank > 2 and not is_einsum:

@@ -103,6 +103,8 @@ def required_input_order(
     if isinstance(layer, SEQUENCE_LAYERS) and len(shape) > 1:
         if features is not None:
             _record_unknown_outputs(layer, recorder)
+            if isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):
+                return _changed_features(layer)
         return tuple(range(len(shape)))
     if is_concatenation(layer):
         if features is None:

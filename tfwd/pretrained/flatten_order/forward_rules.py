@@ -50,6 +50,8 @@ from tfwd.pretrained.flatten_order.reshape_rules import (
     reshaped_order,
 )
 
+_ATTENTION_WITHOUT_KERNELS = (keras.layers.Attention, keras.layers.AdditiveAttention)
+
 
 def output_order(
     layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
@@ -79,6 +81,8 @@ def output_order(
     if isinstance(layer, keras.layers.EinsumDense):
         return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
+        if has_flattened and isinstance(layer, _ATTENTION_WITHOUT_KERNELS):
+            return UnknownFeatureOrder(f"'{layer.name}' combines flattened features")
         images = filter(may_be_image, orders) if isinstance(layer, ATTENTION_LAYERS) else ()
         image = next(iter(images), None)
         if image is not None and len(result) > 1:
@@ -104,7 +108,7 @@ def output_order(
             unknown = UnknownFeatureOrder(f"'{layer.name}' joins flattened features with others")
             return joined_features(orders, shapes, result) or unknown
         if all(other == order for other in orders):
-            return order
+            return order_after(layer, order, result)
         if len(result) > 1 and any(map(is_image, orders)):
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
         return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
@@ -148,7 +152,7 @@ def _dense_output_order(
     if is_image(order):  # PyTorch's layer needs the channels last
         reason = f"'{layer.name}' is on the channels of an image of {shape}"
         return UnknownAxisOrder(reason)
-    if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
+    if isinstance(order, UnknownAxisOrder) and not (order.is_sequence and len(result) < 3):
         return order
     return tuple(range(len(result)))
 

@@ -28,6 +28,7 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
+    beside_used_ones,
     flattens_differently,
     is_flattened,
     is_order_of_torch,
@@ -50,6 +51,8 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
     name = getattr(layer, "name", "")
     if is_flattened(order) and _normalizes_groups(layer, shape):
         return UnknownFeatureOrder(f"'{name}' normalizes groups of flattened features")
+    if beside_used_ones(order, shape):
+        return UnknownAxisOrder(f"'{name}' combines axes that PyTorch's model may have elsewhere")
     is_same = order is None or is_order_of_torch(order)
     if is_same and len(shape) > 1 and _normalizes_last_channels(layer, shape):
         reason = f"'{name}' normalizes the channels of a sequence of {shape}"

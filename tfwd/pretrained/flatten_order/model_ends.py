@@ -13,13 +13,15 @@ from tfwd.pretrained.flatten_order.orders import (
     channels_last,
     flattened_axes,
     is_flattened,
+    is_order_of_torch,
 )
 
 
 def input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
     """Returns the order of an input of a model. With three axes, it may be an image."""
     shape = shape_of(tensor)
-    if required is not None and not is_flattened(required) and len(shape) > 1:
+    is_shown = required is not None and not is_flattened(required)
+    if is_shown and len(shape) > 1 and not (len(shape) > 2 and is_order_of_torch(required)):
         return required
     if len(shape) < 3 or not flattened_axes(shape, channels_last(len(shape))):
         return None

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 Shape = tuple[int, ...]
-AxisOrder = tuple[int, ...]  # for each axis of a Keras tensor, its position in PyTorch
+# For each axis of a Keras tensor, its position in PyTorch. -1: an axis of size 1 with no position.
+AxisOrder = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +166,13 @@ def is_vector(shape: Shape) -> bool:
     return all(size == 1 for size in shape[:-1])
 
 
+def beside_used_ones(order: TensorOrder, shape: Shape) -> bool:
+    """Returns True if an axis without a position in PyTorch has several entries now."""
+    if not isinstance(order, tuple):
+        return False
+    return any(p < 0 and size != 1 for p, size in zip(order, shape, strict=True))
+
+
 def is_flattened(order: TensorOrder) -> bool:
     """Returns True for an order of features, known or unknown."""
     return isinstance(order, (FlattenedAxes, JoinedFeatures, UnknownFeatureOrder))
@@ -194,4 +202,7 @@ def common_order(orders: Iterable[TensorOrder], conflict: str, of_axes: str) -> 
 
 def is_order_of_torch(order: TensorOrder) -> bool:
     """Returns True for axes that PyTorch has in the same order."""
-    return isinstance(order, tuple) and order == tuple(range(len(order)))
+    if not isinstance(order, tuple):
+        return False
+    positions = [position for position in order if position >= 0]
+    return positions == sorted(positions)

@@ -15,7 +15,7 @@ from tfwd.pretrained.flatten_order.backward_rules import (
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
-from tfwd.pretrained.flatten_order.layer_groups import unwrapped
+from tfwd.pretrained.flatten_order.layer_groups import is_reshape, unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
 from tfwd.pretrained.flatten_order.model_ends import (
     input_order,
@@ -176,20 +176,35 @@ class _Propagation:
                 [shape_of(tensor) for tensor in outputs],
             )
             orders.update(
-                (id(tensor), self._order_of_uses(tensor, order))
+                (id(tensor), self._order_of_uses(operation, tensor, order))
                 for tensor, order in zip(outputs, found, strict=False)
             )
         for key, order in orders.items():
             self._orders[key] = _of_calls(self._orders.get(key), order)
         return [orders.get(id(tensor)) for tensor in graph.outputs]
 
-    def _order_of_uses(self, tensor: Any, order: TensorOrder) -> TensorOrder:
-        """Returns the order of a tensor, which is unknown if several layers need several orders."""
+    def _order_of_uses(self, layer: Any, tensor: Any, order: TensorOrder) -> TensorOrder:
+        """Returns the order of a tensor, which is unknown if its uses need several orders.
+
+        Args:
+            layer: Layer or operation that returns the tensor.
+            tensor: The tensor.
+            order: Order that the layer shows.
+        """
         uses = self._uses.get(id(tensor), [])
-        is_sequence = [use is not None and is_order_of_torch(use) for use in uses]
-        if not is_image(order) or not any(is_sequence) or all(is_sequence):
+        if isinstance(order, UnknownAxisOrder) or is_flattened(order) or len(shape_of(tensor)) < 2:
             return order
-        return UnknownAxisOrder("the outputs of a layer are used in several orders of axes")
+        required = _common(uses)
+        if order is None and is_reshape(layer) and is_image(required):
+            return required  # features that are reshaped to an image
+        sequences = [use is not None and is_order_of_torch(use) for use in uses]
+        images = [is_image(use) for use in uses]
+        if is_image(order):
+            is_known = all(sequences) or not any(sequences)
+        else:
+            is_known = all(images) or not any(images)
+        several = UnknownAxisOrder("the outputs of a layer are used in several orders of axes")
+        return order if is_known else several
 
     def _layer_forward(
         self,

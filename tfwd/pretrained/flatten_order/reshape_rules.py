@@ -133,15 +133,10 @@ def _without_ones(shape: Shape) -> Shape:
 
 
 def _order_beside_ones(order: AxisOrder, shape: Shape, result: Shape) -> AxisOrder:
-    """Returns the order of the axes after a reshape that adds or removes axes of size 1.
-
-    The new axes are first. Their positions have no effect when the tensor is flattened.
-    """
+    """Returns the order of the axes after a reshape that adds or removes axes of size 1."""
     kept = [position for position, size in zip(order, shape, strict=True) if size != 1]
-    ones = iter(range(len(result) - len(kept)))
-    start = len(result) - len(kept)
-    positions = iter([start + sorted(kept).index(position) for position in kept])
-    return tuple(next(ones if size == 1 else positions) for size in result)
+    positions = iter([sorted(kept).index(position) for position in kept])
+    return tuple(-1 if size == 1 else next(positions) for size in result)
 
 
 def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> bool:

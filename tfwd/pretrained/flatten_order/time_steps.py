@@ -51,10 +51,12 @@ def _without_time(order: TensorOrder) -> TensorOrder:
     """Returns the order of one time step of a tensor, which `TimeDistributed` passes on."""
     if not isinstance(order, tuple):
         return order
-    in_torch = sorted(order[1:])
-    return tuple(in_torch.index(position) for position in order[1:])
+    in_torch = sorted(position for position in order[1:] if position >= 0)
+    return tuple(in_torch.index(p) if p >= 0 else -1 for p in order[1:])
 
 
 def _with_time(order: TensorOrder) -> TensorOrder:
     """Returns the order of a tensor, from the order of one of its time steps."""
-    return (0, *(position + 1 for position in order)) if isinstance(order, tuple) else order
+    if not isinstance(order, tuple):
+        return order
+    return (0, *(position + 1 if position >= 0 else -1 for position in order))
