@@ -237,3 +237,13 @@ def _reached(gradients: Sequence[Any], variables: Sequence[Any]) -> list[tuple[A
     """Returns the pairs that have a gradient. Keras would warn of other pairs in every trace."""
     pairs = zip(gradients, variables, strict=True)
     return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+
+
+def replace_traced_function(model: Any, function: Any) -> Any:
+    """Replaces the traced training function of a model, and returns it.
+
+    The callback `TensorBoard` of Keras 2 writes its graph. None writes no graph.
+    """
+    before = model.train_tf_function
+    model.train_tf_function = function
+    return before

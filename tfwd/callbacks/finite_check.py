@@ -26,6 +26,7 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
+from tfwd.numerics.leaf_optimizers import non_finite_slots
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
@@ -57,10 +58,13 @@ class FiniteCheck(keras.callbacks.Callback):
     - in all modes: a custom layer whose output is used by its own `add_loss` and by several other
       operations. TensorFlow then adds the gradients in another order;
     - under XLA: about half of Keras's optimizers. The compiler groups products and sums
-      differently, which changes last bits.
+      differently, which changes last bits;
+    - in graphs on Keras 3: a dataset of unknown length. Without the callback, Keras counts an
+      update too many in `optimizer.iterations` at the end of each epoch.
 
     Layers that draw with TensorFlow's stateful operations draw again after a skipped step, and in
-    eager mode after a logged step. Examples are Dropout on Keras 2 and `tf.random.normal`.
+    eager mode after a logged step. With `every_n_steps` above 1, checked and unchecked steps draw
+    separately. Examples are Dropout on Keras 2 and `tf.random.normal`.
 
     Args:
         action: str. Reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
@@ -172,6 +176,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._plain: Any = None
         self._log: Log | None = None
         self._own: Any = None
+        self._traced: Any = None  # the function that Keras traced for `_own`
         self._check_of: Any = None  # the training function that `_check` belongs to
         self._logs: Any = None
         self._policy = self._new_policy()
@@ -205,6 +210,7 @@ class FiniteCheck(keras.callbacks.Callback):
             )
             self._log = Log(model, log_dir, plot, self.log_every_n_steps)
         self._own = replace_innermost(model, self._train)
+        self._traced = _keras_training.replace_traced_function(model, None)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
             self._check = self._checked_step()
             self._exact = self._plain = self._diagnosis = None
@@ -257,9 +263,10 @@ class FiniteCheck(keras.callbacks.Callback):
     def _put_back(self) -> None:
         if self._own is not None:
             replace_innermost(self.model, self._own)
+            _keras_training.replace_traced_function(self.model, self._traced)
         if self._log is not None:
             self._log.close(self._step)
-        self._log = self._own = None
+        self._log = self._own = self._traced = None
 
     def _end_interrupted_checks(self) -> None:
         """Removes the checked steps of other `FiniteCheck`s, of fits that were interrupted."""
@@ -309,7 +316,7 @@ class FiniteCheck(keras.callbacks.Callback):
         assert self._check is not None
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
-        if self._is_first and self.model.built and not self._has_finite_weights():
+        if self._is_first and self.model.built and not self._begins_finite():
             return self._act(self._diagnose(batch))  # also finds weights that steps do not check
         outcome = self._check(batch, spec)
         if self._is_first:
@@ -351,8 +358,10 @@ class FiniteCheck(keras.callbacks.Callback):
         logs = self._log is not None
         return CheckedStep(self.model, exact=exact, tells_largest=logs, ignores=self._ignores)
 
-    def _has_finite_weights(self) -> bool:
-        return bool(all_finite([_keras.variables.value(v) for v in self.model.weights]))
+    def _begins_finite(self) -> bool:
+        """Returns True if the weights and the optimizer's variables are finite."""
+        is_finite = all_finite([_keras.variables.value(v) for v in self.model.weights])
+        return bool(is_finite) and not non_finite_slots(self.model)
 
     def _diagnose(self, batch: Any) -> Report:
         if self._diagnosis is None:

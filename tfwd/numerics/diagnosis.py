@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
 from tfwd.numerics.bad_step_report import Report
@@ -22,6 +23,7 @@ from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep
 from tfwd.numerics.checked_tensors import Frame, named, stored_values
+from tfwd.numerics.leaf_optimizers import non_finite_slots
 from tfwd.numerics.tensor_measurements import Detail, Measurement, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
@@ -60,7 +62,15 @@ class Diagnosis:
             history: the extents of gradients and loss in earlier steps, by path, and their numbers.
             is_first: bool. True if the step is the first one; `None` after an unchecked step.
         """
-        outcome, model = self._step(data), self._model
+        model = self._model
+        slots = [
+            Measurement(
+                Frame("weight", _keras.variables.path(variable)),
+                measure_tensor(_keras.variables.value(variable)).numbers(),
+            )
+            for variable in non_finite_slots(model)
+        ]
+        outcome = self._step(data)
         replicas = [
             [
                 Measurement(frame, detail.numbers())
@@ -68,6 +78,9 @@ class Diagnosis:
             ]
             for found in outcome.found
         ]
+        for measured in replicas:
+            start = _first_computed(measured)
+            measured[start:start] = slots
         # The replica where NaN or infinity began. Its gradients carry them to other replicas.
         firsts = [
             next((i for i, one in enumerate(found) if not one.is_finite), len(found))
@@ -95,6 +108,12 @@ class Diagnosis:
         evidence = _attributed(evidence)
         replica = number if len(replicas) > 1 else None
         return Report(step, evidence.found, likely_causes(evidence), replica, self._shown)
+
+
+def _first_computed(found: list[Measurement]) -> int:
+    """Returns the number of measurements of data and weights, which are before all others."""
+    kinds = [one.frame.kind for one in found]
+    return next((i for i, kind in enumerate(kinds) if kind not in ("data", "weight")), len(kinds))
 
 
 def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:

@@ -1,4 +1,4 @@
-"""Finds the innermost optimizers of a model, which make its updates."""
+"""Finds the innermost optimizers of a model, which make its updates, and their variables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,35 @@ from typing import Any
 
 import keras
 
+from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
+from tfwd.finite import all_finite
+
+# Optimizers that turn finite numbers of moderate size into finite updates.
+SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
 
 
 def leaf_optimizers(model: keras.Model) -> list[Any]:
     """Returns the innermost optimizers of all optimizers that are attributes of a model."""
     optimizers = _keras_training.optimizers(model)
     return [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
+
+
+def non_finite_slots(model: keras.Model) -> list[Any]:
+    """Returns the variables of the innermost optimizers that are not finite, such as momentum.
+
+    The variables of other optimizers than `SAFE` may be infinite on purpose. The learning rate is
+    checked in each step.
+    """
+    slots = [
+        variable
+        for leaf in leaf_optimizers(model)
+        if type(leaf).__name__ in SAFE
+        for variable in _keras_training.optimizer_state(leaf)
+        if "learning_rate" not in _keras.variables.path(variable)
+    ]
+    values = [_keras.variables.value(variable) for variable in slots]
+    if bool(all_finite(values)):
+        return []
+    return [v for v, value in zip(slots, values, strict=True) if not bool(all_finite([value]))]

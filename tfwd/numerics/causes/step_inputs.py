@@ -12,7 +12,7 @@ from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import outputs
-from tfwd.numerics.tensor_measurements import positions_text, rows_text
+from tfwd.numerics.tensor_measurements import Measurement, positions_text, rows_text
 
 
 def data(evidence: Evidence) -> Iterator[Cause]:
@@ -80,7 +80,18 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         "weights that are not finite already",
         f"{names}{more} {'are' if bad[1:] else 'is'} not finite before the step. {when}",
-        "load an earlier checkpoint, and test each file with numpy.isfinite before training.",
+        _advice_on_weights(evidence, bad),
+    )
+
+
+def _advice_on_weights(evidence: Evidence, bad: list[Measurement]) -> str:
+    """Returns the advice on weights, or on variables of the optimizer, that are not finite."""
+    weights = {_keras.variables.path(variable) for variable in evidence.model.weights}
+    if any(one.frame.name in weights for one in bad):
+        return "load an earlier checkpoint, and test each file with numpy.isfinite before training."
+    return (
+        "call compile() with a new optimizer, or load the optimizer's variables of an earlier "
+        "checkpoint too: set_weights() of a model does not change them."
     )
 
 

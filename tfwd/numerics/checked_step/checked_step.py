@@ -30,10 +30,8 @@ from tfwd.finite import all_finite, extents_from_raw, raw_extent
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
 from tfwd.numerics.checked_step.tracked_variables import tracked
 from tfwd.numerics.checked_tensors import Frame
-from tfwd.numerics.leaf_optimizers import leaf_optimizers
+from tfwd.numerics.leaf_optimizers import SAFE, leaf_optimizers
 
-# Optimizers that turn finite numbers of moderate size into finite updates.
-SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Lion")
 SMALLEST_EPSILON = 1e-12
 # Arguments of these optimizers that multiply a weight or a gradient, and arguments of averages.
 FACTORS, LARGEST_FACTOR = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue"), 1e6

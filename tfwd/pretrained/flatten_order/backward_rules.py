@@ -207,8 +207,8 @@ def required_beside_flattened(
         shapes: Shapes of the inputs.
         result: Shape of the output.
     """
-    if is_concatenation(layer):
-        return required
+    if is_concatenation(layer) and all(shape[-1:] != result[-1:] for shape in shapes):
+        return required  # it joins the features
     name = getattr(layer, "name", "")
     unknown = UnknownFeatureOrder(f"'{name}' combines the outputs with flattened features")
     flattened = list(filter(is_flattened, orders))
@@ -251,7 +251,7 @@ def required_beside_image(
 
     def of_input(later: TensorOrder, before: TensorOrder, shape: Shape) -> TensorOrder:
         has_order = len(shape) > 1 and not is_vector(shape) and shape[-1] != 1
-        is_made = before is None and later != order
+        is_made = before is None and later != order and not is_image(later)
         return unknown if has_order and is_made else later
 
     return list(map(of_input, required, orders, shapes))

@@ -68,8 +68,8 @@ def output_order(
     has_flattened = any(map(is_flattened, orders))
     if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
         if has_flattened and not weights_of(layer):
-            changed = UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
-            return changed if is_channels_first(layer) else order
+            reason = f"'{getattr(layer, 'name', '')}' changes flattened features"
+            return UnknownFeatureOrder(reason) if is_channels_first(layer) else order
         if len(result) < 2:
             return None
         if not weights_of(layer) and len(shape) == 2 and not is_image(order):
@@ -81,12 +81,14 @@ def output_order(
     if isinstance(layer, keras.layers.EinsumDense):
         return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
-        if has_flattened and isinstance(layer, _ATTENTION_WITHOUT_KERNELS):
-            return UnknownFeatureOrder(f"'{layer.name}' combines flattened features")
+        name = getattr(layer, "name", "")
+        keeps_features = isinstance(layer, _ATTENTION_WITHOUT_KERNELS)
+        if has_flattened and keeps_features:
+            return UnknownFeatureOrder(f"'{name}' combines flattened features")
         images = filter(may_be_image, orders) if isinstance(layer, ATTENTION_LAYERS) else ()
         image = next(iter(images), None)
         if image is not None and len(result) > 1:
-            reason = f"'{layer.name}' is on the positions of an image"
+            reason = f"'{name}' is on the positions of an image"
             return image if isinstance(image, UnknownAxisOrder) else UnknownAxisOrder(reason)
         return tuple(range(len(result))) if len(result) > 1 else None
     if isinstance(layer, keras.layers.Dense):

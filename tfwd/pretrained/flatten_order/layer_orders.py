@@ -28,6 +28,7 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
+    kernel_owners,
     unexplained_inputs,
     unexplained_outputs,
     unseen_images,
@@ -100,6 +101,8 @@ class OrderRecorder:
             several = UnknownFeatureOrder(f"'{layer.name}' has several inputs")
             order = flattened[0] if is_same else several
         if cells := recurrent_cells(layer):
+            if not any(map(is_flattened, orders[1:])):  # initial states
+                order = flattened[0] if flattened else None
             for cell in cells:
                 self.record(cell, "inputs", order)
         elif isinstance(layer, keras.layers.EinsumDense):
@@ -142,6 +145,8 @@ class OrderRecorder:
         has_images = bool(images) or any(isinstance(inner, IMAGE_LAYERS) for inner in inside)
         for side, shape, reason in unseen_images(inside, has_images):
             self.record_unseen(side, shape, inside, reason)
+            if side == "inputs":
+                self.record_beside(inside, math.prod(shape), reason)
         if has_images:
             self.record_unexplained(inside, {shape[-1] for shape in shapes if shape})
 
@@ -169,7 +174,11 @@ class OrderRecorder:
             reason: Why the order is unknown.
         """
         unknown = UnknownFeatureOrder(reason)
+        kernels = [owner.kernel for each in layers for owner in kernel_owners(each)]
+        is_taken = any(kernel.shape[0] == size for kernel in kernels)
         for layer in layers:
+            if isinstance(layer, keras.layers.Dense) and layer.units == size and not is_taken:
+                self.record(layer, "outputs", unknown, is_backward=True)
             shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
             if isinstance(layer, ORDER_PRESERVING_LAYERS) and (size,) in shapes:
                 self.record(layer, "inputs", unknown)
@@ -196,5 +205,8 @@ class OrderRecorder:
         axis = 0 if side == "inputs" else -1
         for owner in layers:
             shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(owner)]
-            if any(each and each[axis] == math.prod(shape) for each in shapes):
+            is_kernel = not isinstance(owner, ORDER_PRESERVING_LAYERS) and _keras.is_of_keras(
+                type(owner), "call"
+            )
+            if any(len(each) > is_kernel and each[axis] == math.prod(shape) for each in shapes):
                 self.record(owner, side, UnknownFeatureOrder(reason))

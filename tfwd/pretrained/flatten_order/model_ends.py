@@ -29,6 +29,13 @@ def input_order(tensor: Any, required: TensorOrder) -> TensorOrder:
     return UnknownAxisOrder(reason, yields=True, is_sequence=True)
 
 
+def _is_shape(shape: Any) -> bool:
+    """Returns True for a sequence of sizes, which may be None."""
+    return isinstance(shape, (tuple, list)) and all(
+        size is None or isinstance(size, int) for size in shape
+    )
+
+
 def takes_image(model: Any) -> bool:
     """Returns True if the inputs of a model have three axes, and may therefore be images."""
     shape = _keras.layer_building.called_shape(model)
@@ -38,8 +45,10 @@ def takes_image(model: Any) -> bool:
 def shapes_at_ends(model: Any, graphs: Sequence[tuple[str, Any, Any]]) -> list[Shape]:
     """Returns the shapes of the tensors that a model takes, and that graphs inside return."""
     shape = _keras.layer_building.called_shape(model)
-    is_one = isinstance(shape, tuple) and not any(isinstance(size, tuple) for size in shape)
-    shapes = [shape[1:]] if is_one else []
+    given = shape if isinstance(shape, list) else [shape]
+    shapes = [
+        tuple(each)[1:] for each in given if isinstance(each, (tuple, list)) and _is_shape(each)
+    ]
     return [*shapes, *(shape_of(tensor) for _, graph, _ in graphs for tensor in graph.outputs)]
 
 

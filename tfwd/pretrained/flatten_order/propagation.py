@@ -74,6 +74,8 @@ class _Propagation:
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
         for side, shape, reason in self._unseen_images(unseen):
             self.recorder.record_unseen(side, shape, unseen, reason)
+            if side == "inputs" and None not in shape:
+                self.recorder.record_beside(unseen, math.prod(shape), reason)
             if None not in shape and -1 not in shape:
                 self._run_graphs_inside(side, math.prod(shape), UnknownFeatureOrder(reason))
         if self._image_layers or takes_image(model):

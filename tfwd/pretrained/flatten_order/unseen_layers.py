@@ -59,7 +59,7 @@ def unexplained_inputs(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple
     """
     known, last_image = {1, *sizes}, set[int]()
     for layer in layers:
-        for owner in _kernel_owners(layer):
+        for owner in kernel_owners(layer):
             size = int(owner.kernel.shape[0])
             if size not in known | last_image:
                 yield owner, size
@@ -83,14 +83,14 @@ def unexplained_outputs(layers: Sequence[Any]) -> Iterator[tuple[Any, int]]:
     """
     convolutions = [i for i, layer in enumerate(layers) if _channels(layer)]
     channels = {size for layer in layers for size in _channels(layer)}
-    inputs = {int(owner.kernel.shape[0]) for each in layers for owner in _kernel_owners(each)}
+    inputs = {int(owner.kernel.shape[0]) for each in layers for owner in kernel_owners(each)}
     known = {1, *channels, *(2 * size for size in channels), *inputs}  # 2: a scale and a shift
     for layer in layers[: max(convolutions, default=0)]:
         if isinstance(layer, keras.layers.Dense) and layer.built and layer.units not in known:
             yield layer, layer.units
 
 
-def _kernel_owners(layer: Any) -> list[Any]:
+def kernel_owners(layer: Any) -> list[Any]:
     """Returns the layers or cells with a kernel on the last axis of a layer's inputs."""
     owners = recurrent_cells(layer) or [layer] * isinstance(layer, keras.layers.Dense)
     return [owner for owner in owners if getattr(owner, "kernel", None) is not None]
