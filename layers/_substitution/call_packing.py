@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -72,6 +72,25 @@ class Arguments:
         others = tuple(repr(x) for x in self._flat if not tf.is_tensor(x))
         masked = tuple(mask is not None for mask in self._masks)
         return tensors, others, masked, tuple(self._positions)
+
+
+def with_mask_of_inputs(args: tuple, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns keyword arguments with the mask of a layer's only tensor argument.
+
+    Keras 3 passes this mask itself, but not if the training flag is a second tensor.
+
+    Args:
+        args: Positional arguments, without the training flag.
+        kwargs: Keyword arguments, without the training flag.
+    """
+    if "mask" not in kwargs or kwargs["mask"] is not None:
+        return kwargs
+    given = [*args, *(value for name, value in kwargs.items() if name != "mask")]
+    tensors = [value for value in given if any(map(tf.is_tensor, flatten(value)))]
+    if len(tensors) != 1:
+        return kwargs
+    masks = [_keras.layers.get_mask(x) if tf.is_tensor(x) else None for x in flatten(tensors[0])]
+    return {**kwargs, "mask": unflatten(tensors[0], iter(masks))}
 
 
 class CommonBranchResults(NamedTuple):

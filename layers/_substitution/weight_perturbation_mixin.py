@@ -23,6 +23,7 @@ from tfwd import _keras, training_flag
 from tfwd._graph import custom_gradient, private_graph_apis, stateless_call
 from tfwd.layers._substitution import (
     acting_parametrizations,
+    call_packing,
     caller_detection,
     embedding_lookup,
     keras_own_layers,
@@ -202,6 +203,8 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
             self.draws.next(flag)  # a rate of 0 draws nothing, but the call counts
         if not targeted and isinstance(flag, bool):
             return _on_raw_weights(unperturbed or function, args, kwargs, flag)
+        if not isinstance(flag, bool):
+            kwargs = call_packing.with_mask_of_inputs(args, kwargs)
         is_lookup = keras_own_layers.is_plain(subject, keras.layers.Embedding, ours=subject is self)
         is_lookup = is_lookup and self._calls_subject()
         looks_up = is_lookup and embedding_lookup.is_possible(subject, targeted, args, kwargs)
@@ -226,7 +229,11 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
             self.addition_number,
         )
         if looks_up:
-            return embedding_lookup.looked_up_rows(call, subject, ids)
+            rows = embedding_lookup.looked_up_rows(call, subject, ids)
+            if self.addition_number is not None:
+                # Keras's call of the layer attaches the mask, in both branches of a flag.
+                _keras.layers.set_mask(rows, None)
+            return rows
         return self._sampled_run(call) if sampled else self._perturbed_run(call)
 
     def _begun_references(self, training: bool | tf.Tensor) -> list[tf.Variable]:

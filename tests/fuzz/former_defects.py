@@ -69,6 +69,11 @@ KNOWN = {
     "an embedding with two in place": _case(
         Step(_part("Embedding", NOISE, NOISE)), mode=Mode("eager"), in_place=True
     ),
+    "a masked embedding with two in place, and a flag that is a tensor": _case(
+        Step(_part("MaskedEmbedding", NOISE, NOISE)),
+        mode=Mode("function", tensor_flag=True),
+        in_place=True,
+    ),
     "one of two equal layers with two in place": _case(
         Step(_part("Functional", DROP, held=(_part("Dense"), _part("Dense", DROP)))),
         mode=Mode("eager"),

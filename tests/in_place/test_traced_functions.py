@@ -142,3 +142,39 @@ def test_a_model_built_on_the_target_afterwards() -> None:
     plain.set_weights([values.get(id(v), np.asarray(v)) for v in base.weights])
     expected = plain.layers[0](X)
     np.testing.assert_allclose(features(X, training=True), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*passed an input with a mask attached")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["model", "layer"])
+def test_a_mask_beside_a_flag_that_is_a_tensor(kind: str, training: bool) -> None:
+    """The oracle is the plain model with a Python flag: a rate of 0 changes no weight."""
+    ids = keras.Input((3,), dtype="int32")
+    embedded = keras.layers.Embedding(7, 4, mask_zero=True)(ids)
+    rnn = keras.layers.GRU(4, return_sequences=True)
+    if kind == "model":
+        inputs = keras.Input((3, 4))
+        target = keras.Model(inputs, keras.layers.Dense(2)(rnn(inputs)))
+    else:
+        target = rnn
+    model = keras.Model(ids, target(embedded))
+    x = np.array([[1, 2, 0], [3, 0, 0]])
+    expected = model(x, training=training)
+    tfwd.parametrize(target, {".*kernel": P.Dropout(0.0)}, seed=1, in_place=True)
+    found = tf.function(lambda flag: model(x, training=flag))(tf.constant(training))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_two_on_a_masked_embedding_with_a_flag_that_is_a_tensor(training: bool) -> None:
+    ids = keras.Input((3,), dtype="int32")
+    layer = keras.layers.Embedding(7, 4, mask_zero=True)
+    model = keras.Model(ids, layer(ids))
+    for seed in range(2):
+        tfwd.parametrize(layer, {".*": P.GaussianNoise(0.25)}, seed=seed, in_place=True)
+    x = np.array([[1, 2, 0], [3, 0, 0]])
+    found = tf.function(lambda flag: model(x, training=flag))(tf.constant(training))
+    table = layer.weights[0].numpy()
+    assert np.allclose(found, table[x]) != training
+    # The rows of one id are equal, because one draw of the noise changes the weight.
+    np.testing.assert_array_equal(found[0, 2], found[1, 1])
