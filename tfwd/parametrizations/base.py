@@ -19,7 +19,8 @@ class Parametrization:
     - A stochastic parametrization acts only in training. A deterministic one (`stochastic = False`)
       also acts in evaluation.
     - All random numbers must come from the seed, through a `tf.random.stateless_*` function,
-      because backward repeats a draw.
+      because backward repeats a draw. With `jit_compile=True`, TensorFlow's functions draw other
+      numbers than without.
     - `elementwise = True` promises that each entry of the result depends only on the same entry of
       the weight, the seed and the position. It makes `tfwd.gradients` cheaper. A subclass with
       another `__call__` must set it again.
