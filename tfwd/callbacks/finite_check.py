@@ -298,7 +298,10 @@ class FiniteCheck(keras.callbacks.Callback):
                 if i:
                     break
                 raise
-            logs = self._checked(batch, spec) if self._is_due() else self._unchecked(batch, spec)
+            try:
+                logs = (self._checked if self._is_due() else self._unchecked)(batch, spec)
+            except StopIteration as error:  # Keras would take it for the end of the data
+                raise RuntimeError("the training step raised StopIteration") from error
             self._step += 1
             self._is_first = False
         return logs

@@ -169,10 +169,10 @@ class Watch:
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
+        if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)
+            return own(*args, **kwargs)
         outermost = _keras.calls_of(type(layer)) is cls
         if not outermost or self._leaf or self._backward or not self.is_in_watched_graph():
-            return own(*args, **kwargs)
-        if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)
             return own(*args, **kwargs)
         self._path.append(layer.name)
         self._kinds_of_layers.append(type(layer).__name__)
