@@ -51,3 +51,20 @@ def convolution():
 
 def head():
     return layers.Dense(6, name="f")
+
+
+class Parts:
+    """A mixin that calls layers one after the other."""
+
+    def __init__(self, *parts, **kwargs):
+        super().__init__(**kwargs)
+        self.parts = list(parts)
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class Chain(Parts, layers.Layer):
+    """A custom layer with parts."""

@@ -123,13 +123,16 @@ def test_a_recurrent_layer_on_one_flattened_image(tmp_path):
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_recurrent_layers_on_flattened_frames(tmp_path):
+@pytest.mark.parametrize(
+    "flatten", [lambda: layers.TimeDistributed(layers.Flatten()), lambda: layers.Reshape((2, 48))]
+)
+def test_recurrent_layers_on_flattened_frames(flatten, tmp_path):
     frames = np.stack([X, X[::-1]], axis=1)
     w, u = RNG.normal(size=(3, 48)), RNG.normal(size=(3, 3))
     model = sequential(
         keras.Input((2, 5, 4, 3)),
         layers.TimeDistributed(convolution()),
-        layers.TimeDistributed(layers.Flatten()),
+        flatten(),
         layers.SimpleRNN(3, use_bias=False, name="r"),
     )
     folder = saved(tmp_path, KERNEL, {"r.weight_ih_l0": w / 9, "r.weight_hh_l0": u})
@@ -276,24 +279,6 @@ def test_a_nested_model_that_takes_a_dict(tmp_path):
     x = RNG.normal(size=(2, 48)).astype("float32")
     expected = linear(convolved(X).reshape(2, -1)) - x @ other["g.weight"].T - other["g.bias"]
     np.testing.assert_allclose(model([X, x]), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_frames_that_a_reshape_flattens(tmp_path):
-    """Checks `flatten(2)` of PyTorch on a sequence of images, before a recurrent layer."""
-    frames = np.stack([X, X[::-1]], axis=1)
-    w, u = RNG.normal(size=(3, 48)), RNG.normal(size=(3, 3))
-    model = sequential(
-        keras.Input((2, 5, 4, 3)),
-        layers.TimeDistributed(convolution()),
-        layers.Reshape((2, 48)),
-        layers.SimpleRNN(3, use_bias=False, name="r"),
-    )
-    folder = saved(tmp_path, KERNEL, {"r.weight_ih_l0": w / 9, "r.weight_hh_l0": u})
-    load(model, folder, mapping={"c": "c", "r/.*cell": "r"})
-    h = np.zeros((2, 3))
-    for t in range(2):
-        h = np.tanh(convolved(frames[:, t]).reshape(2, -1) @ w.T / 9 + h @ u.T)
-    np.testing.assert_allclose(model(frames), h, rtol=1e-4, atol=1e-4)
 
 
 def test_frames_that_are_flattened_twice(tmp_path):

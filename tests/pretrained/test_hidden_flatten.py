@@ -11,6 +11,8 @@ from flattened_images import (
     KERNEL,
     LINEAR,
     RNG,
+    Chain,
+    Parts,
     X,
     convolution,
     convolved,
@@ -25,23 +27,6 @@ import tfwd
 from tfwd.pretrained import Key, PlanError, load
 
 layers = keras.layers
-
-
-class Parts:
-    """A mixin that calls layers one after the other."""
-
-    def __init__(self, *parts, **kwargs):
-        super().__init__(**kwargs)
-        self.parts = list(parts)
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
-
-
-class Chain(Parts, layers.Layer):
-    """A custom layer with parts."""
 
 
 class SubclassedChain(Parts, keras.Model):

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from flattened_images import RNG, saved, sequential
+from flattened_images import RNG, Chain, saved, sequential
 
 from tfwd.pretrained import Key, PlanError, load
 
@@ -25,19 +25,6 @@ def conv2(filters=5):
 
 def head(units=4):
     return layers.Dense(units, name="f", use_bias=False)
-
-
-class Block(layers.Layer):
-    """A custom layer that calls layers one after the other."""
-
-    def __init__(self, *parts, **kwargs):
-        super().__init__(**kwargs)
-        self.parts = list(parts)
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
 
 class Subclassed(keras.Model):
@@ -165,7 +152,7 @@ MODELS = {
         *(layers.Flatten(), head()),
     ),
     "a custom layer on a sequence": lambda: sequential(
-        *(keras.Input((8,)), layers.Embedding(9, 5), Block(layers.Conv1D(5, 1))),
+        *(keras.Input((8,)), layers.Embedding(9, 5), Chain(layers.Conv1D(5, 1))),
         *(layers.Flatten(), head()),
     ),
     "a part of an image": lambda: features_to_image(
@@ -320,7 +307,7 @@ MODELS |= {
     ),
     "a model in a custom layer": lambda: model(
         (8, 3),
-        lambda x: Block(sequential(keras.Input((8, 3)), conv(), layers.Flatten()), head())(x),
+        lambda x: Chain(sequential(keras.Input((8, 3)), conv(), layers.Flatten()), head())(x),
     ),
 }
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras.src.engine import functional, keras_tensor
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph
+from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
 
 KerasTensor: Any = keras_tensor.KerasTensor
 
@@ -41,13 +41,10 @@ def all_layers(layer: Any) -> list[Any]:
 
 
 def _inputs_of(node: Any) -> list[Any]:
-    """Returns the input tensors of a node. Those of a model are in the order of its inputs."""
+    """Returns the input tensors of a call, in the order of the inputs of a called model."""
     given = node.call_args[0] if node.call_args else None
-    names = getattr(node.layer, "input_names", None)
-    if not isinstance(given, dict) or not names:
-        return node.keras_inputs
-    is_known = set(given) == set(names) and len(names) == len(node.keras_inputs)
-    return [given[name] for name in names] if is_known else node.keras_inputs
+    names = getattr(node.layer, "input_names", None) or []
+    return in_order_of_inputs(given, names, node.keras_inputs)
 
 
 def graph(layer: Any) -> Graph | None:

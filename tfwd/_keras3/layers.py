@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph
+from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
 
 KerasTensor = keras.KerasTensor
 
@@ -36,14 +36,12 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def _inputs_of(node: Any) -> list[Any]:
-    """Returns the input tensors of a node. Those of a model are in the order of its inputs."""
+    """Returns the input tensors of a call, in the order of the inputs of a called model."""
     given = node.arguments.args[0] if node.arguments.args else None
     inputs = getattr(node.operation, "inputs", None)
-    if not isinstance(given, dict) or not isinstance(inputs, list):
-        return node.input_tensors
-    names = [tensor._keras_history.operation.name for tensor in inputs]
-    is_known = set(given) == set(names) and len(names) == len(node.input_tensors)
-    return [given[name] for name in names] if is_known else node.input_tensors
+    tensors = inputs if isinstance(given, dict) and isinstance(inputs, list) else []
+    names = [tensor._keras_history.operation.name for tensor in tensors]
+    return in_order_of_inputs(given, names, node.input_tensors)
 
 
 def graph(layer: Any) -> Graph | None:

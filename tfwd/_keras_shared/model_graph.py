@@ -19,3 +19,16 @@ class Graph:
     inputs: list[Any]
     outputs: list[Any]
     nodes: list[tuple[Any, list[Any], list[Any]]]
+
+
+def in_order_of_inputs(given: Any, names: list[str], tensors: list[Any]) -> list[Any]:
+    """Returns the input tensors of a call of a model, in the order of the model's inputs.
+
+    Args:
+        given: First argument of the call. The order differs only if this argument is a dict.
+        names: Names of the model's inputs, in their order. Empty for a layer without a graph.
+        tensors: Input tensors of the call, in Keras's order.
+    """
+    if not isinstance(given, dict) or set(given) != set(names) or len(names) != len(tensors):
+        return tensors
+    return [given[name] for name in names]

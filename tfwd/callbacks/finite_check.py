@@ -16,7 +16,6 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.callbacks.train_function import innermost, replace_innermost
-from tfwd.finite import all_finite
 from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.bad_step_report import NonFiniteError, Report
@@ -26,7 +25,7 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.leaf_optimizers import non_finite_slots
+from tfwd.numerics.leaf_optimizers import non_finite, non_finite_slots
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
@@ -363,8 +362,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _begins_finite(self) -> bool:
         """Returns True if the weights and the optimizer's variables are finite."""
-        is_finite = all_finite([_keras.variables.value(v) for v in self.model.weights])
-        return bool(is_finite) and not non_finite_slots(self.model)
+        return not non_finite(self.model.weights) and not non_finite_slots(self.model)
 
     def _diagnose(self, batch: Any) -> Report:
         if self._diagnosis is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -34,7 +35,12 @@ def non_finite_slots(model: keras.Model) -> list[Any]:
         for variable in _keras_training.optimizer_state(leaf)
         if "learning_rate" not in _keras.variables.path(variable)
     ]
-    values = [_keras.variables.value(variable) for variable in slots]
+    return non_finite(slots)
+
+
+def non_finite(variables: Sequence[Any]) -> list[Any]:
+    """Returns the variables that are not finite. One check suffices if all variables are finite."""
+    values = [_keras.variables.value(variable) for variable in variables]
     if bool(all_finite(values)):
         return []
-    return [v for v, value in zip(slots, values, strict=True) if not bool(all_finite([value]))]
+    return [v for v, value in zip(variables, values, strict=True) if not bool(all_finite([value]))]

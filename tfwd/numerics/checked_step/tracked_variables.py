@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.finite import all_finite
+from tfwd.numerics.leaf_optimizers import non_finite
 
 
 def tracked(model: keras.Model) -> list[tf.Variable]:
@@ -28,10 +28,7 @@ def not_finite(model: keras.Model) -> list[str]:
         for optimizer in _keras_training.optimizers(model)
     ]
     variables = [*model.weights, *(variable for state in states for variable in state)]
-    if bool(all_finite([_keras.variables.value(variable) for variable in variables])):
-        return []
-    found = [v for v in variables if not bool(all_finite([_keras.variables.value(v)]))]
-    return list(dict.fromkeys(_keras.variables.path(variable) for variable in found))
+    return list(dict.fromkeys(map(_keras.variables.path, non_finite(variables))))
 
 
 def variables_in(*objects: Any) -> list[tf.Variable]:

@@ -11,6 +11,7 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_input_order, made_features
 from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
+    ATTENTION_WITHOUT_KERNELS,
     DEPTHWISE_LAYERS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
@@ -103,7 +104,7 @@ def required_input_order(
     if isinstance(layer, SEQUENCE_LAYERS) and len(shape) > 1:
         if features is not None:
             _record_unknown_outputs(layer, recorder)
-            if isinstance(layer, (keras.layers.Attention, keras.layers.AdditiveAttention)):
+            if isinstance(layer, ATTENTION_WITHOUT_KERNELS):
                 return _changed_features(layer)
         return tuple(range(len(shape)))
     if is_concatenation(layer):

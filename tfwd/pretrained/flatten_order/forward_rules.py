@@ -16,6 +16,7 @@ from tfwd.pretrained.flatten_order.image_axes_rules import (
 )
 from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_LAYERS,
+    ATTENTION_WITHOUT_KERNELS,
     IMAGE_LAYERS,
     IMAGE_SEQUENCE_LAYERS,
     SEQUENCE_LAYERS,
@@ -50,8 +51,6 @@ from tfwd.pretrained.flatten_order.reshape_rules import (
     reshaped_order,
 )
 
-_ATTENTION_WITHOUT_KERNELS = (keras.layers.Attention, keras.layers.AdditiveAttention)
-
 
 def output_order(
     layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
@@ -82,8 +81,7 @@ def output_order(
         return einsum_output_order(layer, order, shape, result)
     if isinstance(layer, SEQUENCE_LAYERS):
         name = getattr(layer, "name", "")
-        keeps_features = isinstance(layer, _ATTENTION_WITHOUT_KERNELS)
-        if has_flattened and keeps_features:
+        if has_flattened and isinstance(layer, ATTENTION_WITHOUT_KERNELS):
             return UnknownFeatureOrder(f"'{name}' combines flattened features")
         images = filter(may_be_image, orders) if isinstance(layer, ATTENTION_LAYERS) else ()
         image = next(iter(images), None)

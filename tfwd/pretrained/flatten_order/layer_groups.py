@@ -33,6 +33,8 @@ DEPTHWISE_LAYERS = _of_ranks("DepthwiseConv{}D")
 _NORMALIZED_KERNELS = _named("SpectralNormalization")
 # The outputs of these layers are images, or sequences of images.
 IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
+# The outputs of these layers have the features of their values.
+ATTENTION_WITHOUT_KERNELS = _named("Attention", "AdditiveAttention")
 ATTENTION_LAYERS = _named(
     *("MultiHeadAttention", "GroupQueryAttention", "Attention", "AdditiveAttention"),
 )

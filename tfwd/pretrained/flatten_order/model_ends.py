@@ -46,9 +46,7 @@ def shapes_at_ends(model: Any, graphs: Sequence[tuple[str, Any, Any]]) -> list[S
     """Returns the shapes of the tensors that a model takes, and that graphs inside return."""
     shape = _keras.layer_building.called_shape(model)
     given = shape if isinstance(shape, list) else [shape]
-    shapes = [
-        tuple(each)[1:] for each in given if isinstance(each, (tuple, list)) and _is_shape(each)
-    ]
+    shapes = [tuple(each)[1:] for each in given if _is_shape(each)]
     return [*shapes, *(shape_of(tensor) for _, graph, _ in graphs for tensor in graph.outputs)]
 
 
