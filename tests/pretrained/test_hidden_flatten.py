@@ -1,6 +1,7 @@
 """Images that are flattened or made in a custom layer, or between the parts of a subclassed model.
 
-The graph does not show these layers. An order that PyTorch may not have is an error.
+A trace of the call shows the order. If `call` needs numbers, it cannot be traced. Then an order
+that PyTorch may not have is an error.
 """
 
 import keras
@@ -11,6 +12,7 @@ from flattened_images import (
     KERNEL,
     LINEAR,
     RNG,
+    Calls,
     Chain,
     Parts,
     X,
@@ -20,6 +22,7 @@ from flattened_images import (
     linear,
     saved,
     sequential,
+    touch,
 )
 from stack_marks import IS_KERAS_2
 
@@ -45,6 +48,7 @@ class Rows(layers.Layer):
         self.built = True
 
     def call(self, x):
+        touch(x)
         return self.f(layers.Reshape((48,))(x))
 
 
@@ -111,10 +115,21 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("name", HIDDEN)
-def test_a_hidden_flatten(name, tmp_path):
+def test_a_flatten_that_a_trace_shows(name, tmp_path):
+    model = HIDDEN[name][0]()
+    model(X)
+    saved(tmp_path, KERNEL, LINEAR)
+    load(model, tmp_path, mapping={"(.*/)?c": "c", "(.*/)?f": "f"})
+    expected = linear(convolved(X).reshape(2, -1))
+    np.testing.assert_allclose(model(X, training=False), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_hidden_flatten(name, tmp_path, monkeypatch):
     make, message = HIDDEN[name]
     model = make()
     model(X)
+    monkeypatch.setattr(Calls, "need_numbers", True)
     saved(tmp_path, KERNEL, LINEAR)
     mapping = {"(.*/)?c": "c", "(.*/)?f": "f"}
     with pytest.raises(PlanError) as caught:
@@ -127,13 +142,19 @@ def test_a_hidden_flatten(name, tmp_path):
     np.testing.assert_allclose(model(X, training=False), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_that_flattens_the_sequence_of_another_layer(tmp_path):
+def test_a_model_that_flattens_the_sequence_of_another_layer(tmp_path, monkeypatch):
     """Checks a sequence of two axes, which may be an image of a `Conv1D` or a sequence."""
     tail = sequential(keras.Input((8, 5)), layers.Flatten(), layers.Dense(4, name="f"))
     model = SubclassedChain(layers.Conv1D(5, 1, name="c"), tail)
-    model(np.zeros((1, 8, 3)))
+    x = RNG.normal(size=(2, 8, 3))
+    model(x)
     c = {"c.weight": RNG.normal(size=(5, 3, 1)), "c.bias": np.zeros(5)}
-    saved(tmp_path, c, {"f.weight": RNG.normal(size=(4, 40)), "f.bias": np.zeros(4)})
+    f = RNG.normal(size=(4, 40))
+    saved(tmp_path, c, {"f.weight": f, "f.bias": np.zeros(4)})
+    load(model, tmp_path, mapping={"c": "c", "(.*/)?f": "f"})
+    expected = np.einsum("nti,oi->not", x, c["c.weight"][:, :, 0]).reshape(2, -1) @ f.T
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(Calls, "need_numbers", True)
     with pytest.raises(PlanError, match="f/kernel': the model does not show what calls"):
         load(model, tmp_path, mapping={"c": "c", "(.*/)?f": "f"})
 
@@ -167,14 +188,16 @@ def decoder_parts():
 @pytest.mark.parametrize(
     "make", [decoder_in_a_layer, reshape_in_a_layer, decoder_behind_a_layer, subclassed_decoder]
 )
-def test_a_hidden_reshape_to_an_image(make, tmp_path):
-    model = make()
-    model(np.zeros((1, 7)))
-    saved(
-        tmp_path,
-        {"c.weight": RNG.normal(size=(3, 5, 1)), "c.bias": np.zeros(3)},
-        {"f.weight": RNG.normal(size=(40, 7)), "f.bias": np.zeros(40)},
-    )
+def test_a_hidden_reshape_to_an_image(make, tmp_path, monkeypatch):
+    model, x = make(), RNG.normal(size=(2, 7))
+    model(x)
+    c, f = RNG.normal(size=(3, 5, 1)), RNG.normal(size=(40, 7))
+    biases = {"c.bias": np.zeros(3), "f.bias": np.zeros(40)}
+    saved(tmp_path, {"c.weight": c, "f.weight": f}, biases)
+    load(model, tmp_path, mapping={"(.*/)?c": "c", "(.*/)?f": "f"})
+    expected = np.einsum("nit,oi->nto", (x @ f.T).reshape(2, 5, 8), c[:, :, 0])
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(Calls, "need_numbers", True)
     with pytest.raises(PlanError, match=r"f/kernel': '.*' makes an image of \(8, 5\)"):
         load(model, tmp_path, mapping={"(.*/)?c": "c", "(.*/)?f": "f"})
 

@@ -7,6 +7,7 @@ from flattened_images import (
     KERNEL,
     LINEAR,
     RNG,
+    Calls,
     X,
     convolution,
     convolved,
@@ -14,6 +15,7 @@ from flattened_images import (
     linear,
     saved,
     sequential,
+    touch,
 )
 
 from tfwd.pretrained import Key, PlanError, load
@@ -29,6 +31,7 @@ class Subclassed(keras.Model):
         self.c, self.flatten, self.f = convolution(), layers.Flatten(), head()
 
     def call(self, x):
+        touch(x)
         return self.f(self.flatten(self.c(x)))
 
 
@@ -44,6 +47,7 @@ class Block(layers.Layer):
         self.built = True
 
     def call(self, x):
+        touch(x)
         return self.c(x)
 
 
@@ -100,7 +104,7 @@ class Backbone(Block):
     """A custom layer that flattens an image."""
 
     def call(self, x):
-        image = self.c(x)
+        image = super().call(x)
         return layers.Flatten()(image)
 
 
@@ -129,9 +133,10 @@ def on_channels():
         (permuted_sequence, "does not show whether PyTorch's model permutes like 'r'"),
     ],
 )
-def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
+def test_an_order_that_the_model_does_not_show(make, message, tmp_path, monkeypatch):
     model = make()
     model(X)
+    monkeypatch.setattr(Calls, "need_numbers", True)
     saved(tmp_path, KERNEL, LINEAR)
     mapping = {"c": "c", "f": "f", **({"r": "r"} if make is on_channels else {})}
     with pytest.raises(PlanError) as caught:
@@ -140,6 +145,15 @@ def test_an_order_that_the_model_does_not_show(make, message, tmp_path):
     assert message in str(caught.value)
     assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)
     assert "'f/bias'" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [with_backbone, with_block, Subclassed])
+def test_an_order_that_a_trace_shows(make, tmp_path):
+    model = make()
+    model(X)
+    load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f", "(.*/)?c": "c"})
+    expected = linear(convolved(X).reshape(2, -1))
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_mapping_says_the_order(tmp_path):

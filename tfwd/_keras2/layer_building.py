@@ -45,6 +45,19 @@ def called_shape(layer: Any) -> Any:
     return (layer.get_build_config() or {}).get("input_shape")
 
 
+def call_signature(layer: Any) -> tuple[tuple, dict[str, Any]] | None:
+    """Returns the arguments of a layer's first call, as specifications, or None."""
+    spec = layer._get_save_spec(inputs_only=False)
+    if spec is not None:
+        args, kwargs = spec
+        return tuple(args), kwargs
+    shape = called_shape(layer)
+    is_single = isinstance(shape, (tuple, tf.TensorShape)) and not any(
+        isinstance(size, (tuple, tf.TensorShape)) for size in shape
+    )
+    return ((tf.TensorSpec(shape),), {}) if is_single else None
+
+
 def build(layer: Any, *args: Any, **kwargs: Any) -> None:
     """Builds a layer with its own `build`, in the layer's name scope, as a call would."""
     with tf.name_scope(layer.name):

@@ -40,11 +40,15 @@ def all_layers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
+def input_names(layer: Any) -> list[str]:
+    """Returns the names of the inputs of a functional or sequential model; else an empty list."""
+    return getattr(layer, "input_names", None) or []
+
+
 def _inputs_of(node: Any) -> list[Any]:
     """Returns the input tensors of a call, in the order of the inputs of a called model."""
     given = node.call_args[0] if node.call_args else None
-    names = getattr(node.layer, "input_names", None) or []
-    return in_order_of_inputs(given, names, node.keras_inputs)
+    return in_order_of_inputs(given, input_names(node.layer), node.keras_inputs)
 
 
 def graph(layer: Any) -> Graph | None:

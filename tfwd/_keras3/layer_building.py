@@ -79,6 +79,28 @@ def called_shape(layer: keras.Layer) -> Any:
     return (layer.get_build_config() or {}).get("input_shape")
 
 
+def call_signature(layer: keras.Layer) -> tuple[tuple, dict[str, Any]] | None:
+    """Returns the arguments of a layer's first call, as specifications, or None.
+
+    Keras 3 does not store dtypes. All specifications have float32.
+    """
+    config = layer.get_build_config() or {}
+    if config.get("input_shape") is not None:
+        return (_specs(config["input_shape"]),), {}
+    shapes = config.get("shapes_dict") or {}
+    named = {name.removesuffix("_shape"): shape for name, shape in shapes.items() if shape}
+    return ((), {name: _specs(shape) for name, shape in named.items()}) if named else None
+
+
+def _specs(shape: Any) -> Any:
+    """Returns a specification for each shape in a structure."""
+    if isinstance(shape, dict):
+        return {name: _specs(each) for name, each in shape.items()}
+    if shape and all(size is None or isinstance(size, int) for size in shape):
+        return tf.TensorSpec(shape)
+    return [_specs(each) for each in shape]
+
+
 def build(layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
     """Builds a layer with its own `build`."""
     layer.build(*args, **kwargs)

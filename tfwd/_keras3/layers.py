@@ -35,12 +35,18 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
+def input_names(layer: Any) -> list[str]:
+    """Returns the names of the inputs of a functional or sequential model; else an empty list."""
+    inputs = getattr(layer, "inputs", None)
+    if not isinstance(inputs, list):
+        return []
+    return [tensor._keras_history.operation.name for tensor in inputs]
+
+
 def _inputs_of(node: Any) -> list[Any]:
     """Returns the input tensors of a call, in the order of the inputs of a called model."""
     given = node.arguments.args[0] if node.arguments.args else None
-    inputs = getattr(node.operation, "inputs", None)
-    tensors = inputs if isinstance(given, dict) and isinstance(inputs, list) else []
-    names = [tensor._keras_history.operation.name for tensor in tensors]
+    names = input_names(node.operation) if isinstance(given, dict) else []
     return in_order_of_inputs(given, names, node.input_tensors)
 
 

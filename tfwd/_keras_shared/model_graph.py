@@ -8,17 +8,19 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Calls of a functional or sequential model.
+    """Calls of a functional or sequential model, or the traced calls of another layer.
 
     Attributes:
         inputs, outputs: Symbolic tensors of the model.
         nodes: Layer or operation of each call, with its symbolic inputs and outputs. A call comes
             after the calls that it depends on.
+        callers: Layers whose calls are not in `nodes`, because the calls that they make are.
     """
 
     inputs: list[Any]
     outputs: list[Any]
     nodes: list[tuple[Any, list[Any], list[Any]]]
+    callers: list[Any] = dataclasses.field(default_factory=list)
 
 
 def in_order_of_inputs(given: Any, names: list[str], tensors: list[Any]) -> list[Any]:

@@ -13,8 +13,6 @@ from tfwd.pretrained.flatten_order.image_axes_rules import order_after
 from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_WITHOUT_KERNELS,
     DEPTHWISE_LAYERS,
-    IMAGE_LAYERS,
-    IMAGE_SEQUENCE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
     combines_entries_one_by_one,
@@ -24,6 +22,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     is_concatenation,
     is_reshape,
     keeps_axes_whole,
+    makes_images,
     may_exchange_axes,
     weights_of,
 )
@@ -43,9 +42,11 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
+    order_across_examples,
     permuted_order,
     reshaped_order,
 )
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
 
 def required_input_order(
@@ -60,9 +61,13 @@ def required_input_order(
         recorder: Gets the order if the layer has weights along the output.
     """
     features: Any = required if is_flattened(required) else None
-    if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
+    if isinstance(layer, TracedOperation) and layer.moves_examples:
+        return order_across_examples(
+            required, result, shape, layer.name, reshapes=is_reshape(layer)
+        )
+    if makes_images(layer):
         if features is not None and weights_of(layer):
-            _record_unknown_outputs(layer, recorder)
+            _record_unknown_outputs(layer, recorder, features)
         if features is not None and _keeps_channels(layer):
             return _changed_features(layer)
         if len(shape) == 2 and not weights_of(layer) and not is_image(required):
@@ -148,6 +153,8 @@ def _flattened_input_order(
     layer: keras.layers.Flatten, features: TensorOrder, shape: Shape
 ) -> TensorOrder:
     """Returns the order that is required before a `Flatten`, from the order of the features."""
+    if isinstance(features, UnknownFeatureOrder):
+        return features
     is_known = not is_channels_first(layer)
     if isinstance(features, FlattenedAxes) and features.shape == shape and is_known:
         return features.positions
@@ -195,11 +202,13 @@ def required_beside_flattened(
     orders: list[TensorOrder],
     shapes: list[Shape],
     result: Shape,
+    weighted: list[bool],
 ) -> list[TensorOrder]:
     """Returns the orders required of a layer's inputs, some of which are flattened images.
 
     An example is the sum of a flattened image and the outputs of a `Dense` layer. These outputs
-    are in PyTorch's order, so they do not fit the image.
+    are in PyTorch's order, so they do not fit the image. An input of the model that does not fit
+    has no weights whose order is unknown. The weights of the image then count as unknown.
 
     Args:
         layer: Layer without wrappers, or operation of a graph.
@@ -207,6 +216,7 @@ def required_beside_flattened(
         orders: Orders of the inputs in the forward pass.
         shapes: Shapes of the inputs.
         result: Shape of the output.
+        weighted: For each input, True if it depends on weights.
     """
     if is_concatenation(layer) and all(shape[-1:] != result[-1:] for shape in shapes):
         return required  # it joins the features
@@ -215,14 +225,16 @@ def required_beside_flattened(
     flattened = list(filter(is_flattened, orders))
     pairs = list(zip(orders, shapes, strict=True))
     sizes = {shape[-1] for order, shape in pairs if is_flattened(order)} - {1}
-    return [
-        unknown
-        if (shape == result or not sizes.isdisjoint(shape))
+    differs = [
+        (shape == result or not sizes.isdisjoint(shape))
         and order not in flattened
         and later not in flattened
-        else later
         for later, (order, shape) in zip(required, pairs, strict=True)
     ]
+    is_input = any(d and not w for d, w in zip(differs, weighted, strict=True))
+    if is_input or len(set(flattened)) > 1:
+        differs = [d or is_flattened(order) for d, order in zip(differs, orders, strict=True)]
+    return [unknown if d else later for d, later in zip(differs, required, strict=True)]
 
 
 def required_beside_image(
@@ -264,8 +276,10 @@ def _changed_features(layer: Any) -> UnknownFeatureOrder:
     return UnknownFeatureOrder(f"'{name}' changes the features before they become an image")
 
 
-def _record_unknown_outputs(layer: Any, recorder: OrderRecorder) -> None:
+def _record_unknown_outputs(
+    layer: Any, recorder: OrderRecorder, features: TensorOrder = None
+) -> None:
     """Records that the order of the outputs of a layer with weights is unknown."""
-    reason = f"its outputs become an image after '{layer.name}'"
+    reason = getattr(features, "reason", f"its outputs become an image after '{layer.name}'")
     for inner in _keras.layers.all_layers(layer):
         recorder.record(inner, "outputs", UnknownFeatureOrder(reason), is_backward=True)

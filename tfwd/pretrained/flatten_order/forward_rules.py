@@ -18,7 +18,6 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_LAYERS,
     ATTENTION_WITHOUT_KERNELS,
     IMAGE_LAYERS,
-    IMAGE_SEQUENCE_LAYERS,
     SEQUENCE_LAYERS,
     combines_entries_one_by_one,
     has_image_layers,
@@ -28,6 +27,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     is_operation,
     is_reshape,
     keeps_axes_whole,
+    makes_images,
     may_exchange_axes,
     weights_of,
 )
@@ -47,9 +47,11 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
+    order_across_examples,
     permuted_order,
     reshaped_order,
 )
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
 
 def output_order(
@@ -65,7 +67,14 @@ def output_order(
     """
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
-    if isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS)):
+    if isinstance(layer, TracedOperation) and layer.moves_examples:
+        flattened = next(filter(is_flattened, orders), order)
+        return order_across_examples(
+            flattened, shape, result, layer.name, reshapes=is_reshape(layer)
+        )
+    if isinstance(layer, TracedOperation) and layer.is_dense:
+        return _dense_output_order(layer, order, shape, result)
+    if makes_images(layer):
         if has_flattened and not weights_of(layer):
             reason = f"'{getattr(layer, 'name', '')}' changes flattened features"
             return UnknownFeatureOrder(reason) if is_channels_first(layer) else order
@@ -144,7 +153,7 @@ def _on_sequence(layer: Any) -> UnknownAxisOrder:
 
 
 def _dense_output_order(
-    layer: keras.layers.Dense, order: TensorOrder, shape: Shape, result: Shape
+    layer: keras.layers.Dense | TracedOperation, order: TensorOrder, shape: Shape, result: Shape
 ) -> TensorOrder:
     """Returns the order of the outputs of a `Dense` layer, which acts on the last axis."""
     if len(result) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -63,6 +64,7 @@ _ELEMENTWISE_OPERATIONS = (
     *("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "swish", "sigmoid"),
     *("log_sigmoid", "hard_sigmoid", "softplus", "softsign", "soft_sign", "tanh", "hard_tanh"),
     *("hard_silu", "hard_swish", "mish", "softmax", "log_softmax", "identity", "stop_gradient"),
+    *("real_div", "bias_add", "squared_difference", "select", "reciprocal", "prevent_gradient"),
 )
 # These operations do not merge axes, and do not divide them.
 _OPERATIONS_ON_AXES = (
@@ -71,10 +73,15 @@ _OPERATIONS_ON_AXES = (
     *("transpose", "swapaxes", "moveaxis", "flip", "roll", "einsum", "matmul", "tensordot", "take"),
     *("broadcastto", "resize", "cumsum", "argmax"),
 )
+# Names of convolutions and poolings, without underscores.
+_IMAGE_OPERATION = re.compile(
+    r"(depthwise|separable|atrous|adaptive)?(conv(\d|transpose|$)|(max|avg|average)pool)"
+)
 # Operations that may reorder the entries of a tensor without changing its shape.
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
     *("dot", "matmul", "einsum", "tensordot", "gather", "take"),
+    *("while", "if", "case", "call", "pyfunc"),  # they contain other operations
 )
 
 
@@ -84,6 +91,12 @@ def operation_name(operation: Any) -> str:
     if isinstance(symbol, str):
         return symbol.rpartition(".")[2].lower()
     return "" if isinstance(operation, keras.layers.Layer) else type(operation).__name__.lower()
+
+
+def makes_images(layer: Any) -> bool:
+    """Returns True for a layer or operation whose outputs are images, or sequences of images."""
+    is_layer = isinstance(layer, (*IMAGE_LAYERS, *IMAGE_SEQUENCE_LAYERS))
+    return is_layer or bool(_IMAGE_OPERATION.match(operation_name(layer).replace("_", "")))
 
 
 def is_operation(layer: Any) -> bool:

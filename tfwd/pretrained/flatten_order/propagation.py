@@ -15,7 +15,7 @@ from tfwd.pretrained.flatten_order.backward_rules import (
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
-from tfwd.pretrained.flatten_order.layer_groups import is_reshape, unwrapped
+from tfwd.pretrained.flatten_order.layer_groups import is_reshape, unwrapped, weights_of
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
 from tfwd.pretrained.flatten_order.model_ends import (
     input_order,
@@ -35,6 +35,8 @@ from tfwd.pretrained.flatten_order.orders import (
     is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.time_steps import for_one_time_step
+from tfwd.pretrained.flatten_order.traced_calls import is_traceable, traced_graph
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
     image_layer_ids,
@@ -62,13 +64,23 @@ class _Propagation:
         self._orders: dict[int, TensorOrder] = {}  # of the tensors of all graphs, by id
         # Orders that layers require of the tensors of all graphs, by id.
         self._uses: dict[int, list[TensorOrder]] = {}
+        self._weighted: set[int] = set()  # ids of tensors that depend on weights
         self._in_graphs: set[int] = set()  # ids of layers
+        self._owners: dict[int, Any] = {}  # layers that hold variables, by the handle's id
+        # Traced graphs by the layer's id and the shape of its input. None: it cannot be traced.
+        self._traced: dict[tuple[int, Shape | None], Any] = {}
         self._image_layers: set[int] = set()  # ids of layers
         # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
         self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
         self._image_layers = image_layer_ids(model)
+        self._owners = {
+            id(variable.handle): layer
+            for layer in _keras.layers.all_layers(model)
+            for weight in _keras.layers.held_weights(layer)
+            for variable in _keras.variables.tf_variables(weight)
+        }
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
@@ -91,7 +103,7 @@ class _Propagation:
             is_inside: bool. True if another layer without a graph contains the layer.
         """
         layer = unwrapped(layer)
-        graph, is_called = _keras.layers.graph(layer), id(layer) in self._in_graphs
+        graph, is_called = self._graph(layer), id(layer) in self._in_graphs
         if graph is not None and not is_called:
             beside = None
             if is_inside and self._image_layers - image_layer_ids(layer):
@@ -103,8 +115,25 @@ class _Propagation:
                 self._graphs_inside.append((layer.name, graph, found))
         elif not is_called:
             without_graph.append(layer)
+        is_inside = is_inside or graph is None or bool(graph.callers)  # what a trace did not call
         for inner in _keras.layers.sublayers(layer):
-            self._run_graphs(inner, without_graph, is_inside=is_inside or graph is None)
+            self._run_graphs(inner, without_graph, is_inside)
+
+    def _graph(self, layer: Any, shapes: list[Shape] | None = None) -> Any:
+        """Returns the graph of a layer, which may be traced; None if there is none.
+
+        Args:
+            layer: Layer without wrappers, or operation of a graph.
+            shapes: Shapes of the inputs of a call. Default None: the inputs of its first call.
+        """
+        if (graph := _keras.layers.graph(layer)) is not None or not is_traceable(layer):
+            return graph
+        if shapes is not None and len(shapes) != 1:
+            return None
+        key = id(layer), shapes and shapes[0]
+        if key not in self._traced:
+            self._traced[key] = traced_graph(layer, shapes and shapes[0])
+        return self._traced[key]
 
     def _input_orders(
         self, graph: Any, beside: UnknownAxisOrder | None, outputs: Sequence[TensorOrder]
@@ -170,6 +199,7 @@ class _Propagation:
             inputs: Orders of the graph's inputs.
         """
         orders: dict[int, TensorOrder] = dict(zip(map(id, graph.inputs), inputs, strict=True))
+        self._in_graphs.update(map(id, graph.callers))
         for operation, arguments, outputs in graph.nodes:
             found = self._layer_forward(
                 unwrapped(operation),
@@ -177,6 +207,9 @@ class _Propagation:
                 [shape_of(tensor) for tensor in arguments],
                 [shape_of(tensor) for tensor in outputs],
             )
+            has_weights = weights_of(operation) or getattr(operation, "variables", ())
+            if has_weights or not self._weighted.isdisjoint(map(id, arguments)):
+                self._weighted.update(map(id, outputs))
             orders.update(
                 (id(tensor), self._order_of_uses(operation, tensor, order))
                 for tensor, order in zip(outputs, found, strict=False)
@@ -223,7 +256,7 @@ class _Propagation:
             shapes: Shapes of the inputs.
             results: Shapes of the outputs.
         """
-        graph = _keras.layers.graph(layer)
+        graph = self._graph(layer, shapes)
         if graph is not None:
             if len(graph.inputs) != len(orders):  # it will run as a graph that nothing calls
                 reason = f"the model does not show how it calls '{layer.name}'"
@@ -239,6 +272,8 @@ class _Propagation:
         if isinstance(layer, keras.layers.Layer):
             self._in_graphs.update(map(id, outside_graphs(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
+        if isinstance(layer, TracedOperation) and any(map(is_flattened, orders)):
+            self._record_variables(layer, "inputs")
         if not orders or not results:
             return [None] * len(results)
         found = [output_order(layer, orders, shapes, result) for result in results]
@@ -252,6 +287,12 @@ class _Propagation:
                 inside = _keras.layers.all_layers(layer)
                 self.recorder.record_beside(inside, result[0], order.reason)
         return found
+
+    def _record_variables(self, operation: TracedOperation, side: Side) -> None:
+        """Records an unknown order for the weights that an operation uses beside features."""
+        reason = "the model uses it in an operation on flattened features"
+        for owner in filter(None, map(self._owners.get, operation.variables)):
+            self.recorder.record(owner, side, UnknownFeatureOrder(reason), side == "outputs")
 
     def _backward(self, graph: Any, outputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders that a graph requires of its inputs.
@@ -272,8 +313,11 @@ class _Propagation:
             later = [_common(required.get(id(tensor), [])) for tensor in results]
             found = self._layer_backward(layer, later, shapes, result_shapes)
             orders = [self._orders.get(id(tensor)) for tensor in arguments]
-            if any(map(is_flattened, orders)):
-                found = required_beside_flattened(layer, found, orders, shapes, result_shapes[0])
+            if any(map(is_flattened, orders)) and self._graph(layer, shapes) is None:
+                weighted = [id(tensor) in self._weighted for tensor in arguments]
+                found = required_beside_flattened(
+                    layer, found, orders, shapes, result_shapes[0], weighted
+                )
             order = self._orders.get(id(results[0]))
             found = required_beside_image(layer, found, orders, shapes, result_shapes[0], order)
             for tensor, order in zip(arguments, found, strict=True):
@@ -298,7 +342,9 @@ class _Propagation:
         """
         if isinstance(layer, keras.layers.TimeDistributed):
             return for_one_time_step(self._layer_backward, layer, required, shapes, results)
-        graph = _keras.layers.graph(layer)
+        if isinstance(layer, TracedOperation) and any(map(is_flattened, required)):
+            self._record_variables(layer, "outputs")
+        graph = self._graph(layer, shapes)
         if graph is None and required:
             used = [i for i, order in enumerate(required) if order is not None] or [0]
             return [

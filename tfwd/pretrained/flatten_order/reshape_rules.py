@@ -19,6 +19,7 @@ from tfwd.pretrained.flatten_order.orders import (
     is_flattened,
     is_vector,
 )
+from tfwd.pretrained.flatten_order.time_steps import with_time, without_time
 
 
 def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> TensorOrder:
@@ -151,3 +152,28 @@ def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> b
     if isinstance(order, tuple):
         return flattened_axes(merged, order[start:]) is None
     return sum(size != 1 for size in merged) < 2
+
+
+def order_across_examples(
+    order: TensorOrder, shape: Shape, result: Shape, name: str, *, reshapes: bool
+) -> TensorOrder:
+    """Returns the order of a tensor after an operation that changes the number of examples.
+
+    An example is a reshape that makes an example of each time step.
+
+    Args:
+        order: Order of the tensor before the operation.
+        shape, result: Shapes of an example before and after the operation.
+        name: str. Name of the operation.
+        reshapes: bool. True if the operation only changes the shape.
+    """
+    if is_flattened(order):
+        is_kept = reshapes and shape[-1] is not None and shape[-1:] == result[-1:]
+        return order if is_kept else UnknownFeatureOrder(f"'{name}' moves flattened features")
+    is_known = order is None or (isinstance(order, tuple) and order[0] == 0)
+    if reshapes and shape[1:] == result and is_known:
+        return without_time(order)
+    if reshapes and result[1:] == shape and not isinstance(order, UnknownAxisOrder):
+        return with_time(order)
+    reason = f"'{name}' moves the axis of the examples"
+    return UnknownAxisOrder(reason) if len(result) > 1 else UnknownFeatureOrder(reason)

@@ -33,7 +33,7 @@ def for_one_time_step(
     """
     found = function(
         unwrapped(layer.layer),
-        [_without_time(order) for order in orders],
+        [without_time(order) for order in orders],
         [shape[1:] for shape in shapes],
         [shape[1:] for shape in results],
     )
@@ -44,10 +44,10 @@ def for_one_time_step(
             UnknownFeatureOrder(reason) if is_flattened(order) else UnknownAxisOrder(reason)
             for order in found
         ]
-    return [_with_time(order) for order in found]
+    return [with_time(order) for order in found]
 
 
-def _without_time(order: TensorOrder) -> TensorOrder:
+def without_time(order: TensorOrder) -> TensorOrder:
     """Returns the order of one time step of a tensor, which `TimeDistributed` passes on."""
     if not isinstance(order, tuple):
         return order
@@ -55,7 +55,7 @@ def _without_time(order: TensorOrder) -> TensorOrder:
     return tuple(in_torch.index(p) if p >= 0 else -1 for p in order[1:])
 
 
-def _with_time(order: TensorOrder) -> TensorOrder:
+def with_time(order: TensorOrder) -> TensorOrder:
     """Returns the order of a tensor, from the order of one of its time steps."""
     if not isinstance(order, tuple):
         return order
