@@ -68,14 +68,13 @@ def _differences(program, mode):
     given = model_inputs.inputs(letters, 0)
     try:
         plain = make_plain()
-        shapes = [
-            tuple(t.shape)
-            for t in model_inputs.flat(training_modes.call(plain, letters, given, False))
-        ]
+        shapes = [tuple(t.shape) for t in _outputs(plain, letters, given, False)]
     except Exception as error:
         raise NoModel(f"plain Keras cannot make it: {error}") from error
     if mode.run == "replicas" and _keeps_states(plain):
         raise NoModel("in plain Keras too, replicas do not keep states of their own")
+    if mode.tensor_flag and _differs_by_flag(plain, letters, given):
+        raise NoModel("plain Keras itself has other outputs if the training flag is a tensor")
     drops = any(type(layer) is keras.layers.Dropout for layer in flatten(plain))
     if drops and (mode.run.endswith("xla") or mode.run == "replicas"):
         raise NoModel("Keras's own Dropout draws otherwise there than in eager mode")
@@ -134,6 +133,19 @@ def _differences(program, mode):
     if not found and mode.run != "replicas":
         found += _evaluation_differs(wrapped, oracle, letters, mode)
     return found
+
+
+def _differs_by_flag(plain, letters, given):
+    """Checks whether a plain model has other outputs in evaluation if its flag is a tensor."""
+    found = []
+    for flag in (False, tf.constant(False)):
+        model_inputs.forget(plain)
+        found.append(training_modes.values(_outputs(plain, letters, given, flag)))
+    return not all(np.allclose(a, b, equal_nan=True) for a, b in zip(*found, strict=True))
+
+
+def _outputs(model, letters, given, flag):
+    return model_inputs.flat(training_modes.call(model, letters, given, flag))
 
 
 def _place(mode):
@@ -238,8 +250,7 @@ def _evaluation_differs(wrapped, oracle, letters, mode):
     given = model_inputs.inputs(letters, 0)
     flag = None if mode.slope else False
     one, other = (
-        training_modes.values(model_inputs.flat(training_modes.call(m, letters, given, flag)))
-        for m in (wrapped, plain)
+        training_modes.values(_outputs(m, letters, given, flag)) for m in (wrapped, plain)
     )
     for index, (a, b) in enumerate(zip(one, other, strict=True)):
         if not np.array_equal(a, b, equal_nan=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -88,6 +90,17 @@ def add_loss(layer: Any, loss: tf.Tensor) -> None:
     for inner in all_layers(layer)[1:]:
         inner._losses.clear()
     layer.add_loss(loss)
+
+
+@contextlib.contextmanager
+def kept_losses(layer: Any) -> Iterator[None]:
+    """Restores the losses that calls have added to a layer, after other calls in the body."""
+    before = [(inner, [*inner._losses], [*inner._eager_losses]) for inner in all_layers(layer)]
+    try:
+        yield
+    finally:
+        for inner, losses, eager in before:
+            inner._losses[:], inner._eager_losses = losses, eager
 
 
 def own_losses(layer: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -86,6 +88,20 @@ def floating_policy(layer: keras.Layer) -> Any:
 def add_loss(layer: keras.Layer, loss: Any) -> None:
     """Adds a loss to a layer that an inner layer has added."""
     keras.layers.Layer.add_loss(layer, loss)  # a functional model rejects it
+
+
+@contextlib.contextmanager
+def kept_losses(layer: keras.Layer) -> Iterator[None]:
+    """Restores the losses that calls have added to a layer, after other calls in the body."""
+    before = [(inner, [*inner._losses], {*inner._loss_ids}) for inner in all_layers(layer)]
+    try:
+        yield
+    finally:
+        for inner, losses, ids in before:
+            inner._losses.clear()
+            inner._losses.extend(losses)
+            inner._loss_ids.clear()
+            inner._loss_ids.update(ids)
 
 
 def own_losses(layer: keras.Layer) -> list[Any]:

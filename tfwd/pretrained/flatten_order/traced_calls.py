@@ -75,6 +75,7 @@ def _traced(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Graph:
     if "training" in inspect.signature(type(layer).call).parameters:
         kwargs = {**kwargs, "training": False}
     with (
+        _keras.layers.kept_losses(layer),
         graph.as_default(),
         _functions_are_inline(),
         call_interception.Captured(),
