@@ -96,7 +96,7 @@ def _differences(program, mode):
         else:
             records = [training_modes.run(wrapped, letters, shapes, mode, start)]
     except Exception as error:
-        asked = re.match("'(.*)' matches no weight of model", str(error))
+        asked = re.search("'(.*)' matches no weight of model", str(error))
         if asked and not any(re.fullmatch(asked[1], drawn_weights.path(v)) for v in plain.weights):
             raise NoModel(str(error)) from error
         _tried_plain(make_plain, letters, shapes, mode, given)

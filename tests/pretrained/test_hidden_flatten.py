@@ -101,7 +101,7 @@ HIDDEN = {
             keras.Sequential([*image(), layers.Flatten()], name="r"),
             sequential(keras.Input((48,)), head()),
         ),
-        "'r' returns flattened features, maybe for this layer",
+        "the model does not show what calls",
     ),
     "behind a model": (
         lambda: SubclassedChain(keras.Sequential([*image(), layers.Flatten()], name="r"), head()),
@@ -124,7 +124,8 @@ def test_a_flatten_that_a_trace_shows(name, tmp_path):
     np.testing.assert_allclose(model(X, training=False), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", HIDDEN)
+# The graph of a model inside is known, also if nothing shows what calls it.
+@pytest.mark.parametrize("name", [name for name in HIDDEN if name != "model inside"])
 def test_a_hidden_flatten(name, tmp_path, monkeypatch):
     make, message = HIDDEN[name]
     model = make()
@@ -198,7 +199,7 @@ def test_a_hidden_reshape_to_an_image(make, tmp_path, monkeypatch):
     expected = np.einsum("nit,oi->nto", (x @ f.T).reshape(2, 5, 8), c[:, :, 0])
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(Calls, "need_numbers", True)
-    with pytest.raises(PlanError, match=r"f/kernel': '.*' makes an image of \(8, 5\)"):
+    with pytest.raises(PlanError, match="f/kernel': .*PyTorch flattens channels first"):
         load(model, tmp_path, mapping={"(.*/)?c": "c", "(.*/)?f": "f"})
 
 
@@ -251,9 +252,7 @@ def test_a_function_that_pools_and_flattens(make, tmp_path):
     weight, bias = RNG.normal(size=(6, 24)), RNG.normal(size=6)
     model = sequential(*image(), make(), head())
     saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
-    with pytest.raises(PlanError, match=r"'f/kernel': 'r' may flatten a part of \(4, 3, 4\)"):
-        load(model, tmp_path, mapping={"c": "c", "f": "f"})
-    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 2, 3))})
+    load(model, tmp_path, mapping={"c": "c", "f": "f"})
     rows = convolved(X).reshape(2, 4, 2, 2, 3).mean(3).reshape(2, -1)
     np.testing.assert_allclose(model(X), rows @ weight.T + bias, rtol=1e-4, atol=1e-4)
 

@@ -75,7 +75,7 @@ NAMES = {
     "positions": (
         lambda: Positions(name="n"),
         {"n.table": RNG.normal(size=(8, 5))},
-        "'n' is a custom layer with weights on an image of (8, 5)",
+        "'n_1/add' has weights for the positions of an image of (8, 5)",
     ),
 }
 BOTH = [(name, make) for name in NAMES for make in (classifier, decoder)]

@@ -158,17 +158,8 @@ MODELS = {
         *(keras.Input((8,)), layers.Embedding(9, 5), Chain(layers.Conv1D(5, 1))),
         *(layers.Flatten(), head()),
     ),
-    "a part of an image": lambda: features_to_image(
-        lambda_layer(lambda x: x[:, 1:], (7, 3)),
-    ),
     "repeated outputs": lambda: features_to_image(
         lambda_layer(lambda x: tf.repeat(x, 2, 1), (16, 3))
-    ),
-    "padded outputs": lambda: features_to_image(
-        lambda_layer(lambda x: tf.pad(x, ((0, 0), (1, 0), (0, 0))), (9, 3))
-    ),
-    "gated outputs": lambda: features_to_image(
-        lambda_layer(lambda x: x[..., :2] * tf.sigmoid(x[..., 2:]), (8, 2)), shape=(6, 4)
     ),
     "a subclassed model that joins features": lambda: Subclassed(
         lambda m, x: m.f(m.j([m.flat(m.c(x)), m.d(x[:, 0])])),
@@ -224,10 +215,6 @@ MODELS |= {
     "padding of an input": lambda: sequential(
         keras.Input((8, 3)), layers.ZeroPadding1D(1), layers.Flatten(), head()
     ),
-    "repeated channels of an image with one channel": lambda: sequential(
-        *(keras.Input((8, 3)), conv(1), lambda_layer(lambda x: tf.tile(x, (1, 1, 4)), (8, 4))),
-        *(layers.Flatten(), head()),
-    ),
     "a layer on the channels of an image with one channel": lambda: sequential(
         keras.Input((8, 3)), conv(1), layers.Dense(5), layers.Flatten(), head()
     ),
@@ -252,14 +239,6 @@ MODELS |= {
     "channels that become positions": lambda: sequential(
         *(keras.Input((2, 3, 3)), layers.Conv2D(8, 1, name="f", use_bias=False)),
         *(lambda_layer(lambda x: tf.nn.depth_to_space(x, 2), (4, 6, 2)), conv2()),
-    ),
-    "a function that transposes a cube": lambda: sequential(
-        *(keras.Input((5, 5, 3)), conv2()),
-        *(
-            lambda_layer(lambda x: tf.transpose(x, (0, 3, 1, 2)), (5, 5, 5)),
-            layers.Flatten(),
-            head(),
-        ),
     ),
     "a function that makes an image": lambda: sequential(
         *(keras.Input((5,)), layers.Dense(72, name="f", use_bias=False)),
@@ -311,6 +290,26 @@ MODELS |= {
     "a model in a custom layer": lambda: model(
         (8, 3),
         lambda x: Chain(sequential(keras.Input((8, 3)), conv(), layers.Flatten()), head())(x),
+    ),
+}
+
+
+def of_image_and_vector(function):
+    """Returns a model that combines a flattened image with an input of as many features."""
+    inputs, vector = keras.Input((4, 6, 3)), keras.Input((48,))
+    image = layers.Conv2D(2, 1, name="f", use_bias=False)(inputs)
+    return keras.Model([inputs, vector], function(layers.Flatten()(image), vector))
+
+
+def joined(first, second):
+    return layers.Concatenate()([first, second])
+
+
+MODELS |= {
+    "a product with an input": lambda: of_image_and_vector(lambda a, b: layers.Dot(1)([a, b])),
+    "a gate of an input": lambda: of_image_and_vector(lambda a, b: layers.Multiply()([a, b])),
+    "a product of features that are joined in two orders": lambda: of_image_and_vector(
+        lambda a, b: layers.Dot(1)([joined(a, b), joined(b, a)])
     ),
 }
 

@@ -148,12 +148,15 @@ def test_a_model_that_was_built_but_not_called(tmp_path):
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_frames_that_become_examples(tmp_path):
+@pytest.mark.parametrize("in_one", [True, False])
+def test_frames_that_become_examples(in_one, tmp_path):
     frames = RNG.normal(size=(2, 3, 4, 6, 3)).astype("float32")
 
     def call(m, x):
-        rows = m.f(tf.reshape(m.c(tf.reshape(x, (-1, 4, 6, 3))), (-1, 120)))
-        return m.r(tf.reshape(rows, (-1, 3, 4)))
+        y = m.c(tf.reshape(x, (-1, 4, 6, 3)))
+        if in_one:  # flattens each frame, and makes a sequence of the frames
+            return m.r(m.f(tf.reshape(y, (-1, 3, 120))))
+        return m.r(tf.reshape(m.f(tf.reshape(y, (-1, 120))), (-1, 3, 4)))
 
     recurrent = {"r.weight_ih_l0": RNG.normal(size=(2, 4)), "r.weight_hh_l0": np.zeros((2, 2))}
     r = layers.SimpleRNN(2, name="r", use_bias=False)
@@ -307,3 +310,64 @@ def test_a_trace_changes_nothing(tmp_path):
     for one, other in zip(loaded.get_weights(), by_hand.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert not tf.config.functions_run_eagerly()
+
+
+def on_image(function, shape):
+    """Returns a model with a function between a convolution and a flattened image."""
+    return keras.Sequential(
+        [keras.Input((4, 6, 3)), conv(), layers.Lambda(function, shape), layers.Flatten(), head()]
+    )
+
+
+def before_image(function, shape):
+    """Returns a model with a function between an image of features and a convolution."""
+    point = layers.Conv2D(5, 1, name="c")
+    reshape = layers.Reshape((4, 6, 3))
+    model = [keras.Input((7,)), head(72, "g"), reshape, layers.Lambda(function, shape), point]
+    return keras.Sequential(model)
+
+
+# A function on Keras's image, its result's shape, and the same function on PyTorch's image.
+FUNCTIONS = {
+    "a row": (lambda x: x[:, 0], (6, 5), lambda x: x[:, :, 0]),
+    "a part": (lambda x: x[:, 1:, ::2], (3, 3, 5), lambda x: x[:, :, 1:, ::2]),
+    "some channels": (lambda x: x[..., :2], (4, 6, 2), lambda x: x[:, :2]),
+    "a channel": (lambda x: x[..., 1], (4, 6), lambda x: x[:, 1]),
+    "a new axis": (lambda x: x[:, None], (1, 4, 6, 5), lambda x: x),
+    "a mean of rows": (lambda x: tf.reduce_mean(x, 1), (6, 5), lambda x: x.mean(2)),
+    "a maximum of channels": (
+        lambda x: tf.reduce_max(x, -1, keepdims=True),
+        (4, 6, 1),
+        lambda x: x.max(1),
+    ),
+    "a border": (
+        lambda x: tf.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0))),
+        (5, 8, 5),
+        lambda x: np.pad(x, ((0, 0), (0, 0), (1, 0), (0, 2))),
+    ),
+    "tiles": (lambda x: tf.tile(x, (1, 1, 1, 2)), (4, 6, 10), lambda x: np.tile(x, (1, 2, 1, 1))),
+    "running sums": (lambda x: tf.cumsum(x, 2), (4, 6, 5), lambda x: x.cumsum(3)),
+    "rolled rows": (lambda x: tf.roll(x, 1, 1), (4, 6, 5), lambda x: np.roll(x, 1, 2)),
+    "PyTorch's axes": (lambda x: tf.transpose(x, (0, 3, 1, 2)), (5, 4, 6), lambda x: x),
+    "a gate": (
+        lambda x: x[..., :2] * tf.sigmoid(x[..., 2:4]),
+        (4, 6, 2),
+        lambda x: x[:, :2] / (1 + np.exp(-x[:, 2:4])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_on_an_image(name, tmp_path):
+    function, shape, in_numpy = FUNCTIONS[name]
+    weight = {"f.weight": RNG.normal(size=(4, int(np.prod(shape))))}
+    expected = flat(in_numpy(image())) @ weight["f.weight"].T
+    check(on_image(function, shape), expected, tmp_path, C, weight)
+
+
+@pytest.mark.parametrize("name", ["a part", "a border", "running sums", "rolled rows"])
+def test_a_function_on_features_that_become_an_image(name, tmp_path):
+    function, shape, in_numpy = FUNCTIONS[name]
+    made = (ROWS @ G["g.weight"].T).reshape(2, 3, 4, 6)
+    expected = np.moveaxis(point(in_numpy(made)), 1, -1)
+    check(before_image(function, (*shape[:2], 3)), expected, tmp_path, C, G, x=ROWS)

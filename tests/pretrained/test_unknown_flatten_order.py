@@ -70,20 +70,6 @@ def tokens():
     )
 
 
-def mean_column():
-    def mean(image):
-        return image[:, 0] / 2 + image[:, 1] / 2
-
-    return sequential(
-        *(
-            keras.Input((5, 4, 3)),
-            convolution(),
-            layers.Lambda(mean, name="r", output_shape=(3, 4)),
-        ),
-        *(layers.Flatten(), head()),
-    )
-
-
 def rows_and_columns():
     """Returns a model that exchanges the rows and columns of an image, as PyTorch's may do."""
     return sequential(
@@ -122,7 +108,6 @@ def on_channels():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (mean_column, "'r' changes the axes of an image of (4, 3, 4)"),
         (with_backbone, "'r' has convolutions inside, and may flatten an image"),
         (on_channels, "'r' is on the channels of an image of (4, 3, 4)"),
         (columns, "'r' is a reshape between an image of (4, 3, 4) and (4, 12)"),

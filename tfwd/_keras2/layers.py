@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.engine import functional, keras_tensor
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
+from tfwd._keras_shared.model_graph import Graph, Node, in_order_of_inputs
 
 KerasTensor: Any = keras_tensor.KerasTensor
 
@@ -58,7 +58,12 @@ def graph(layer: Any) -> Graph | None:
     if not isinstance(layer, functional.Functional) or not is_of_keras(type(layer), "call"):
         return None
     nodes = [
-        (node.layer, _inputs_of(node), tf.nest.flatten(node.outputs))
+        Node(
+            node.layer,
+            _inputs_of(node),
+            tf.nest.flatten(node.outputs),
+            (tuple(node.call_args), dict(node.call_kwargs)),
+        )
         for depth in sorted(layer._nodes_by_depth, reverse=True)
         for node in layer._nodes_by_depth[depth]
         if not node.is_input

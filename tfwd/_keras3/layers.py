@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
+from tfwd._keras_shared.model_graph import Graph, Node, in_order_of_inputs
 
 KerasTensor = keras.KerasTensor
 
@@ -58,7 +58,12 @@ def graph(layer: Any) -> Graph | None:
     if not isinstance(model, keras.src.models.Functional) or not is_of_keras(type(layer), "call"):
         return None
     nodes = [
-        (node.operation, _inputs_of(node), node.outputs)
+        Node(
+            node.operation,
+            _inputs_of(node),
+            node.outputs,
+            (tuple(node.arguments.args), dict(node.arguments.kwargs)),
+        )
         for depth in sorted(model._nodes_by_depth, reverse=True)
         for node in model._nodes_by_depth[depth]
         if not node.is_input

@@ -24,6 +24,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     keeps_axes_whole,
     makes_images,
     may_exchange_axes,
+    reorders_channels,
     weights_of,
 )
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
@@ -65,6 +66,13 @@ def required_input_order(
         return order_across_examples(
             required, result, shape, layer.name, reshapes=is_reshape(layer)
         )
+    if isinstance(layer, TracedOperation) and layer.axes is not None and features is None:
+        axes = layer.axes
+        if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
+            return permuted_order(required, [axes.index(i) for i in range(len(shape))], layer.name)
+    if reorders_channels(layer, shape, result):
+        name = layer.name
+        return UnknownFeatureOrder(f"'{name}' has the channels in another order in PyTorch")
     if makes_images(layer):
         if features is not None and weights_of(layer):
             _record_unknown_outputs(layer, recorder, features)
@@ -224,7 +232,7 @@ def required_beside_flattened(
     unknown = UnknownFeatureOrder(f"'{name}' combines the outputs with flattened features")
     flattened = list(filter(is_flattened, orders))
     pairs = list(zip(orders, shapes, strict=True))
-    sizes = {shape[-1] for order, shape in pairs if is_flattened(order)} - {1}
+    sizes = {size for order, shape in pairs if is_flattened(order) for size in shape[-1:]} - {1}
     differs = [
         (shape == result or not sizes.isdisjoint(shape))
         and order not in flattened

@@ -48,6 +48,7 @@ from tfwd.pretrained.flatten_order.orders import (
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
     order_across_examples,
+    order_of_axes,
     permuted_order,
     reshaped_order,
 )
@@ -74,6 +75,8 @@ def output_order(
         )
     if isinstance(layer, TracedOperation) and layer.is_dense:
         return _dense_output_order(layer, order, shape, result)
+    if isinstance(layer, TracedOperation) and layer.axes is not None:
+        return order_of_axes(order, layer.axes, shape, result, layer.name)
     if makes_images(layer):
         if has_flattened and not weights_of(layer):
             reason = f"'{getattr(layer, 'name', '')}' changes flattened features"

@@ -18,6 +18,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     IMAGE_LAYERS,
     LAST_AXES_LAYERS,
     ORDER_PRESERVING_LAYERS,
+    combines_entries_one_by_one,
     has_image_layers,
     image_axes,
     operation_name,
@@ -33,6 +34,7 @@ from tfwd.pretrained.flatten_order.orders import (
     is_flattened,
     is_order_of_torch,
 )
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
 _SOFTMAX = ("softmax", "sparsemax")
 _NORMALIZATIONS = ("layernorm", "rmsnorm")  # names of operations
@@ -68,7 +70,7 @@ def order_after(layer: Any, order: TensorOrder, shape: Shape) -> TensorOrder:
     if _normalizes_some_axes(layer, order, shape):
         return UnknownAxisOrder(f"'{name}' normalizes some axes of an image of {shape}")
     if _has_other_weights(layer, order, shape):
-        return UnknownAxisOrder(f"'{name}' is a custom layer with weights on an image of {shape}")
+        return UnknownAxisOrder(f"'{name}' has weights for the positions of an image of {shape}")
     return order
 
 
@@ -142,6 +144,8 @@ def _has_other_weights(layer: Any, order: AxisOrder, shape: Shape) -> bool:
 
     A layer that contains convolutions is assumed to take and return images like a convolution.
     """
+    if isinstance(layer, TracedOperation):
+        return layer.table_axes > 1 and combines_entries_one_by_one(layer)
     if not isinstance(layer, keras.layers.Layer) or has_image_layers(layer):
         return False
     for inner in _keras.layers.all_layers(layer):

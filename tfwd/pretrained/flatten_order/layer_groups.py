@@ -99,6 +99,20 @@ def makes_images(layer: Any) -> bool:
     return is_layer or bool(_IMAGE_OPERATION.match(operation_name(layer).replace("_", "")))
 
 
+def reorders_channels(layer: Any, shape: Shape, result: Shape) -> bool:
+    """Returns True if an operation has other neighbours on the channels than PyTorch's operation.
+
+    TensorFlow has the channels of a pixel's block as the last factor, PyTorch as the first one.
+
+    Args:
+        layer: Layer or operation.
+        shape, result: Shapes of the input and of the output.
+    """
+    channels = {"depthtospace": result, "spacetodepth": shape}
+    name = operation_name(layer).replace("_", "")
+    return name in channels and channels[name][-1] != 1
+
+
 def is_operation(layer: Any) -> bool:
     """Returns True for an operation of a graph, and for `Dot`. They do not flatten."""
     return bool(operation_name(layer)) or isinstance(layer, keras.layers.Dot)
@@ -151,9 +165,9 @@ def keeps_axes_whole(layer: Any, shape: Shape, result: Shape) -> bool:
         result: Shape of the output, with two or more axes.
     """
     name = operation_name(layer).replace("_", "")
-    if name.removeprefix("reduce") in _OPERATIONS_ON_AXES:
+    if name.removeprefix("reduce") in _OPERATIONS_ON_AXES or result[-1] in (1, shape[-1]):
         return True
-    return result[-1] in (1, shape[-1]) or result[:-1] == shape[:-1]
+    return not name and result[:-1] == shape[:-1]
 
 
 def is_channels_first(layer: Any) -> bool:

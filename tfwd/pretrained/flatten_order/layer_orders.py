@@ -28,9 +28,10 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
+    before_convolutions,
     kernel_owners,
+    outside_graphs,
     unexplained_inputs,
-    unexplained_outputs,
     unseen_images,
 )
 
@@ -104,7 +105,7 @@ class OrderRecorder:
             if not any(map(is_flattened, orders[1:])):  # initial states
                 order = flattened[0] if flattened else None
             for cell in cells:
-                self.record(cell, "inputs", order)
+                self._record_cell(cell, order, shapes[0])
         elif isinstance(layer, keras.layers.EinsumDense):
             self.record(layer, "inputs", summed_features(layer, orders[0], shapes[0]))
         elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
@@ -122,6 +123,22 @@ class OrderRecorder:
         elif not _keras.is_of_keras(type(layer), "call") or isinstance(layer, keras.layers.Wrapper):
             self._record_flatten_inside(layer, orders, shapes)
 
+    def _record_cell(self, cell: Any, order: FeatureOrder, shape: Shape) -> None:
+        """Records the order of the inputs of a recurrent cell, which may contain layers.
+
+        Args:
+            cell: The cell.
+            order: Order of the features of a step.
+            shape: Shape of the recurrent layer's input.
+        """
+        self.record(cell, "inputs", order)
+        if _keras.is_of_keras(type(cell), "call") or (order is None and len(shape) < 3):
+            return
+        reason = UnknownFeatureOrder(f"the cell '{cell.name}' takes a flattened image, or an image")
+        for inner in _keras.layers.all_layers(cell):
+            if _keras.layers.held_weights(inner):
+                self.record(inner, "inputs", reason)
+
     def _record_flatten_inside(
         self, layer: keras.layers.Layer, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
     ) -> None:
@@ -132,7 +149,7 @@ class OrderRecorder:
             orders: Orders of the inputs.
             shapes: Shapes of the inputs.
         """
-        inside = _keras.layers.all_layers(layer)
+        inside = list(outside_graphs(layer))
         images = [
             shape
             for order, shape in zip(orders, shapes, strict=True)
@@ -151,18 +168,21 @@ class OrderRecorder:
             self.record_unexplained(inside, {shape[-1] for shape in shapes if shape})
 
     def record_unexplained(self, layers: Sequence[Any], sizes: set[int]) -> None:
-        """Records an unknown order for kernels whose inputs or outputs no other layer explains.
+        """Records an unknown order for kernels in layers whose calls are not known.
 
         Args:
             layers: Layers outside all graphs, or in a custom layer. One of them takes images.
             sizes: Sizes of the last axes of the tensors that these layers take.
         """
-        for layer, size in unexplained_inputs(layers, sizes):
+        for layer in layers:
+            for owner in kernel_owners(layer):
+                reason = "the model does not show whether it flattens an image for this layer"
+                self.record(owner, "inputs", UnknownFeatureOrder(reason))
+        for _, size in unexplained_inputs(layers, sizes):
             reason = f"the model does not show where the {size} features come from"
-            self.record(layer, "inputs", UnknownFeatureOrder(reason))
             self.record_beside(layers, size, reason)
-        for layer, size in unexplained_outputs(layers):
-            reason = f"the model does not show what takes the {size} outputs"
+        for layer in before_convolutions(layers):
+            reason = "the model does not show whether it makes an image of these outputs"
             self.record(layer, "outputs", UnknownFeatureOrder(reason), is_backward=True)
 
     def record_beside(self, layers: Sequence[Any], size: int, reason: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras_shared.model_graph import Graph, Node
 from tfwd.pretrained.flatten_order.backward_rules import (
     required_beside_flattened,
     required_beside_image,
@@ -44,6 +46,8 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     unseen_images,
 )
 
+_IN_OPERATION = "the model uses it in an operation on flattened features"
+
 
 def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
     """Returns the orders of layers that differ from PyTorch's, by the id of the layer."""
@@ -67,8 +71,8 @@ class _Propagation:
         self._weighted: set[int] = set()  # ids of tensors that depend on weights
         self._in_graphs: set[int] = set()  # ids of layers
         self._owners: dict[int, Any] = {}  # layers that hold variables, by the handle's id
-        # Traced graphs by the layer's id and the shape of its input. None: it cannot be traced.
-        self._traced: dict[tuple[int, Shape | None], Any] = {}
+        # Traced graphs by the layer's id and the shapes of its inputs. None: it cannot be traced.
+        self._traced: dict[tuple[int, tuple[Shape, ...] | None], Graph | None] = {}
         self._image_layers: set[int] = set()  # ids of layers
         # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
         self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
@@ -119,21 +123,31 @@ class _Propagation:
         for inner in _keras.layers.sublayers(layer):
             self._run_graphs(inner, without_graph, is_inside)
 
-    def _graph(self, layer: Any, shapes: list[Shape] | None = None) -> Any:
+    def _graph(
+        self, layer: Any, shapes: Sequence[Shape] | None = None, node: Node | None = None
+    ) -> Graph | None:
         """Returns the graph of a layer, which may be traced; None if there is none.
 
         Args:
             layer: Layer without wrappers, or operation of a graph.
-            shapes: Shapes of the inputs of a call. Default None: the inputs of its first call.
+            shapes: Shapes of the inputs of a call. Default None: the layer's first call.
+            node: The call, if a graph shows it.
         """
         if (graph := _keras.layers.graph(layer)) is not None or not is_traceable(layer):
             return graph
-        if shapes is not None and len(shapes) != 1:
-            return None
-        key = id(layer), shapes and shapes[0]
-        if key not in self._traced:
-            self._traced[key] = traced_graph(layer, shapes and shapes[0])
-        return self._traced[key]
+        key = id(layer), shapes and tuple(shapes)
+        if key in self._traced:
+            return self._traced[key]
+        if node is not None:
+            found = traced_graph(layer, node.call, node.arguments)
+        elif shapes is not None:
+            call = tuple(tf.TensorSpec((None, *shape)) for shape in shapes[:1]), {}
+            found = traced_graph(layer, call)
+        else:
+            found = traced_graph(layer)
+        if found is not None and shapes is not None and len(found.inputs) != len(shapes):
+            found = None
+        return self._traced.setdefault(key, found)
 
     def _input_orders(
         self, graph: Any, beside: UnknownAxisOrder | None, outputs: Sequence[TensorOrder]
@@ -142,16 +156,16 @@ class _Propagation:
 
         Args:
             graph: Graph of a model.
-            beside: Order of all inputs with several axes, if the model does not show them.
+            beside: Order of all inputs, if the model does not show them.
             outputs: Orders that are required of the graph's outputs.
         """
         recorder, self.recorder = self.recorder, OrderRecorder()
         required = self._backward(graph, outputs)  # without the orders of a forward pass
         self.recorder = recorder
-        return [
-            beside if beside and len(shape_of(tensor)) > 1 else input_order(tensor, order)
-            for tensor, order in zip(graph.inputs, required, strict=True)
-        ]
+        if beside is not None:
+            several, one = beside, UnknownFeatureOrder(beside.reason)
+            return [several if len(shape_of(tensor)) > 1 else one for tensor in graph.inputs]
+        return list(map(input_order, graph.inputs, required))
 
     def _unseen_images(self, layers: Sequence[Any]) -> Iterator[tuple[Side, Shape, str]]:
         """Yields the images that may be flattened or made outside all graphs.
@@ -200,11 +214,15 @@ class _Propagation:
         """
         orders: dict[int, TensorOrder] = dict(zip(map(id, graph.inputs), inputs, strict=True))
         self._in_graphs.update(map(id, graph.callers))
-        for operation, arguments, outputs in graph.nodes:
+        self._record_variables(graph.reshaped, "the model reshapes it in an operation")
+        for node in graph.nodes:
+            operation, arguments, outputs = node.operation, node.arguments, node.results
+            layer, shapes = unwrapped(operation), list(map(shape_of, arguments))
+            self._graph(layer, shapes, node)  # traces the call
             found = self._layer_forward(
-                unwrapped(operation),
+                layer,
                 [orders.get(id(tensor)) for tensor in arguments],
-                [shape_of(tensor) for tensor in arguments],
+                shapes,
                 [shape_of(tensor) for tensor in outputs],
             )
             has_weights = weights_of(operation) or getattr(operation, "variables", ())
@@ -273,7 +291,7 @@ class _Propagation:
             self._in_graphs.update(map(id, outside_graphs(layer)))
             self.recorder.record_inputs(layer, orders, shapes)
         if isinstance(layer, TracedOperation) and any(map(is_flattened, orders)):
-            self._record_variables(layer, "inputs")
+            self._record_variables(layer.variables, _IN_OPERATION)
         if not orders or not results:
             return [None] * len(results)
         found = [output_order(layer, orders, shapes, result) for result in results]
@@ -288,11 +306,10 @@ class _Propagation:
                 self.recorder.record_beside(inside, result[0], order.reason)
         return found
 
-    def _record_variables(self, operation: TracedOperation, side: Side) -> None:
-        """Records an unknown order for the weights that an operation uses beside features."""
-        reason = "the model uses it in an operation on flattened features"
-        for owner in filter(None, map(self._owners.get, operation.variables)):
-            self.recorder.record(owner, side, UnknownFeatureOrder(reason), side == "outputs")
+    def _record_variables(self, handles: Iterable[int], reason: str) -> None:
+        """Records an unknown order for the layers that hold variables, by the handles' ids."""
+        for owner in filter(None, map(self._owners.get, handles)):
+            self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
 
     def _backward(self, graph: Any, outputs: Sequence[TensorOrder]) -> list[TensorOrder]:
         """Returns the orders that a graph requires of its inputs.
@@ -306,9 +323,10 @@ class _Propagation:
         required: dict[int, list[TensorOrder]] = {}
         for tensor, order in zip(graph.outputs, outputs, strict=True):
             required.setdefault(id(tensor), []).append(order)
-        for operation, arguments, results in reversed(graph.nodes):
-            layer = unwrapped(operation)
-            shapes = [shape_of(tensor) for tensor in arguments]
+        for node in reversed(graph.nodes):
+            arguments, results = node.arguments, node.results
+            layer, shapes = unwrapped(node.operation), list(map(shape_of, arguments))
+            self._graph(layer, shapes, node)  # traces the call
             result_shapes = [shape_of(tensor) for tensor in results]
             later = [_common(required.get(id(tensor), [])) for tensor in results]
             found = self._layer_backward(layer, later, shapes, result_shapes)
@@ -343,7 +361,7 @@ class _Propagation:
         if isinstance(layer, keras.layers.TimeDistributed):
             return for_one_time_step(self._layer_backward, layer, required, shapes, results)
         if isinstance(layer, TracedOperation) and any(map(is_flattened, required)):
-            self._record_variables(layer, "outputs")
+            self._record_variables(layer.variables, _IN_OPERATION)
         graph = self._graph(layer, shapes)
         if graph is None and required:
             used = [i for i, order in enumerate(required) if order is not None] or [0]

@@ -154,6 +154,32 @@ def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> b
     return sum(size != 1 for size in merged) < 2
 
 
+def order_of_axes(
+    order: TensorOrder, axes: Sequence[int], shape: Shape, result: Shape, name: str
+) -> TensorOrder:
+    """Returns the order of a tensor after an operation that removes, adds or exchanges axes.
+
+    Args:
+        order: Order of the axes before the operation.
+        axes: For each axis of the result, the axis that it was; -1 for a new axis.
+        shape, result: Shapes before and after the operation.
+        name: str. Name of the operation.
+    """
+    if is_flattened(order):
+        is_kept = axes[-1:] == (len(shape) - 1,) and len(axes) < len(shape)
+        is_kept = is_kept and result[-1] == shape[-1]  # it acts on other axes
+        return order if is_kept else UnknownFeatureOrder(f"'{name}' changes flattened features")
+    if len(result) < 2:
+        return None
+    if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
+        return permuted_order(order, axes, name)
+    if not isinstance(order, tuple):
+        return order
+    kept = sorted(order[axis] for axis in axes if axis >= 0 and order[axis] >= 0)
+    known = {position: kept.index(position) for position in kept}
+    return tuple(known.get(order[axis], -1) if axis >= 0 else -1 for axis in axes)
+
+
 def order_across_examples(
     order: TensorOrder, shape: Shape, result: Shape, name: str, *, reshapes: bool
 ) -> TensorOrder:
@@ -168,12 +194,21 @@ def order_across_examples(
         reshapes: bool. True if the operation only changes the shape.
     """
     if is_flattened(order):
-        is_kept = reshapes and shape[-1] is not None and shape[-1:] == result[-1:]
+        is_kept = reshapes and None not in shape[-1:] and shape[-1:] == result[-1:]
         return order if is_kept else UnknownFeatureOrder(f"'{name}' moves flattened features")
-    is_known = order is None or (isinstance(order, tuple) and order[0] == 0)
-    if reshapes and shape[1:] == result and is_known:
-        return without_time(order)
-    if reshapes and result[1:] == shape and not isinstance(order, UnknownAxisOrder):
-        return with_time(order)
+    if reshapes and None not in (*shape, *result):
+        if math.prod(shape) == math.prod(result[1:]):
+            return with_time(_reshaped(order, shape, result[1:], name))
+        is_by_time = order is None or (isinstance(order, tuple) and order[0] == 0)
+        if math.prod(shape[1:]) == math.prod(result) and is_by_time:
+            return _reshaped(without_time(order), shape[1:], result, name)
     reason = f"'{name}' moves the axis of the examples"
-    return UnknownAxisOrder(reason) if len(result) > 1 else UnknownFeatureOrder(reason)
+    is_kept = len(result) > 1 and result[-1] is not None and result[-1:] == shape[-1:]
+    return UnknownAxisOrder(reason) if is_kept else UnknownFeatureOrder(reason)
+
+
+def _reshaped(order: TensorOrder, shape: Shape, result: Shape, name: str) -> TensorOrder:
+    """Returns the order after a reshape of each example."""
+    if len(result) == 1:
+        return flattened_order(order, shape, name)
+    return reshaped_order(order, shape, result, name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,60 +20,79 @@ from tfwd.pretrained.flatten_order.traced_operations import OperationRecorder
 
 # Number of examples in the traced call. It is prime, and no other axis has this size.
 _EXAMPLES = 8191
-_IDS = ("float32", "int32")  # dtypes that are tried for inputs, whose dtype Keras does not store
+_IDS = ("float32", "int32")  # Keras 3 does not store the dtype of inputs, which may be ids
+Call = tuple[tuple, dict[str, Any]]
 
 
 def is_traceable(layer: Any) -> bool:
-    """Returns True for a custom layer or subclassed model that calls the layers inside it."""
-    if not isinstance(layer, keras.layers.Layer) or not _keras.layers.sublayers(layer):
+    """Returns True for a layer or model with a `call` of its own, and for a `Lambda` layer."""
+    if not isinstance(layer, keras.layers.Layer):
         return False
     defined = _keras.calls_of(type(layer))
-    return not _keras.is_of_keras(defined) and not defined.__module__.startswith("tfwd.")
+    is_own = not _keras.is_of_keras(defined) and not defined.__module__.startswith("tfwd.")
+    return is_own or isinstance(layer, keras.layers.Lambda)
 
 
-def traced_graph(layer: Any, shapes: Any = None) -> Graph | None:
+def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = ()) -> Graph | None:
     """Returns the graph of a call of a layer; None if it cannot be traced.
 
     Args:
         layer: Layer that `is_traceable`.
-        shapes: Shape of the only argument, without the batch. Default None: the arguments of the
-            first call of the layer.
+        call: Arguments of the call, with a symbolic tensor or a `tf.TensorSpec` for each tensor.
+            Default None: those of the layer's first call.
+        tensors: The tensors in `call` that are the inputs of the graph, in their order. Default:
+            all tensors except masks.
     """
-    if not is_traceable(layer) or not _keras.layer_building.has_weights(layer):
+    if not _keras.layer_building.has_weights(layer):
         return None
-    if shapes is None:
-        signature = _keras.layer_building.call_signature(layer)
-    else:
-        signature = (tf.TensorSpec((None, *shapes)),), {}
-    if signature is None or any(
-        not isinstance(spec, tf.TensorSpec) or not spec.shape.rank
-        for spec in tf.nest.flatten(signature)
-    ):
+    call = call or _keras.layer_building.call_signature(layer)
+    if call is None or not all(_has_axes(t) for t in tf.nest.flatten(call) if _is_symbolic(t)):
         return None
     for dtype in _IDS:
         # A call may fail for many reasons that do not matter here, such as a missing argument.
         with contextlib.suppress(Exception):
-            return _traced(layer, *_placeholder_specs(signature, dtype))
+            return _traced(layer, *call, tensors, dtype)
     return None
 
 
-def _placeholder_specs(signature: Any, ids: str) -> Any:
-    """Returns the specifications with a number of examples, and with the dtype of ids."""
-
-    def changed(spec: tf.TensorSpec) -> tf.TensorSpec:
-        dtype = ids if spec.shape.rank < 3 and spec.dtype == tf.float32 else spec.dtype
-        return tf.TensorSpec((_EXAMPLES, *spec.shape[1:]), dtype)
-
-    return tf.nest.map_structure(changed, signature)
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, (tf.TensorSpec, _keras.layers.KerasTensor))
 
 
-def _traced(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Graph:
-    """Calls a layer with symbolic tensors. Returns the graph of the call."""
+def _has_axes(tensor: Any) -> bool:
+    """Returns True for a tensor with a known number of axes, one or more."""
+    return bool(tf.TensorShape(tensor.shape).rank)
+
+
+def _traced(
+    layer: Any, args: tuple, kwargs: dict[str, Any], tensors: Sequence[Any], ids: str
+) -> Graph:
+    """Calls a layer with symbolic tensors. Returns the graph of the call.
+
+    Args:
+        layer: The layer.
+        args, kwargs: Arguments of the call, as in `traced_graph`.
+        tensors: As in `traced_graph`.
+        ids: str. Dtype of tensors with one or two axes, if their dtype is not known.
+    """
     graph = tf.__internal__.FuncGraph("tfwd_order")
     calls = _Calls(layer, graph)
+    made: dict[int, tf.Tensor] = {}  # placeholders
     owners = [_keras.calls_of(type(inner)) for inner in _keras.layers.all_layers(layer)]
     if "training" in inspect.signature(type(layer).call).parameters:
         kwargs = {**kwargs, "training": False}
+
+    def placeholder(value: Any) -> Any:
+        if not _is_symbolic(value):
+            return value
+        if id(value) in made:
+            return made[id(value)]
+        is_known = not isinstance(value, tf.TensorSpec) or value.dtype != tf.float32
+        dtype = value.dtype if is_known or len(value.shape) > 2 else ids
+        return made.setdefault(
+            id(value), tf.compat.v1.placeholder(dtype, (_EXAMPLES, *value.shape[1:]))
+        )
+
     with (
         _keras.layers.kept_losses(layer),
         graph.as_default(),
@@ -82,19 +101,14 @@ def _traced(layer: Any, args: tuple, kwargs: dict[str, Any]) -> Graph:
         call_interception.intercepted(owners, calls.handle),
         call_interception.users_code(),
     ):
-        args, kwargs = tf.nest.map_structure(_placeholder, (args, kwargs))
-        inputs = _tensors(args, kwargs)
+        args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
+        inputs = [made[id(tensor)] for tensor in tensors] or _tensors(args, kwargs)
         outputs = _tensors((layer(*args, **kwargs),), {})
     recorder = OperationRecorder(inputs, graph.captures)
     for call in calls.made:
         recorder.add_layer(*call)
-    return Graph(inputs, recorder.tensors(outputs), recorder.nodes, calls.callers)
-
-
-def _placeholder(spec: Any) -> Any:
-    if not isinstance(spec, tf.TensorSpec):
-        return spec
-    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+    results = recorder.tensors(outputs)
+    return Graph(inputs, results, recorder.nodes, calls.callers, recorder.reshaped)
 
 
 class _Calls:

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-Node = tuple[Any, list[Any], list[Any]]  # as in `Graph.nodes`
+from tfwd._keras_shared.model_graph import Node
+from tfwd.pretrained.flatten_order.axes_of_operations import axes_of_result
 
 # These operations depend on the shape of their inputs, but not on the entries.
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
@@ -28,6 +29,11 @@ class TracedOperation:
             inputs. It may then contain time steps, or parts of an image.
         variables: tuple of int. Ids of the handles of the variables that the operation reads.
         is_dense: bool. True for a product of the last axis of the only input with a matrix.
+        axes: tuple of int. For each axis of the result, the axis of the only input that it was, or
+            -1 for a new axis. None if the operation moves entries between axes. Both without the
+            axis of the examples.
+        table_axes: int. Largest number of axes with several entries of a constant or weight in the
+            operation. A weight per position has two or more.
     """
 
     symbol: str
@@ -36,6 +42,8 @@ class TracedOperation:
     moves_examples: bool
     variables: tuple[int, ...]
     is_dense: bool
+    axes: tuple[int, ...] | None
+    table_axes: int
 
 
 class UnknownShape(ValueError):
@@ -51,10 +59,12 @@ class OperationRecorder:
 
     Attributes:
         nodes: Operations and layers, as in `Graph.nodes`.
+        reshaped: Ids of the handles of variables that are used after a reshape.
     """
 
     def __init__(self, known: Iterable[tf.Tensor], captures: Iterable[tuple[Any, Any]]) -> None:
         self.nodes: list[Node] = []
+        self.reshaped: set[int] = set()
         self._known: dict[str, tf.Tensor] = {}
         self._visited: set[str] = set()
         self._handles = {inner.name: id(handle) for handle, inner in captures}
@@ -62,14 +72,16 @@ class OperationRecorder:
 
     def add_layer(self, layer: Any, arguments: Sequence[Any], results: Sequence[Any]) -> None:
         """Adds the call of a layer, after the operations that its arguments need."""
-        self.nodes.append((layer, self.tensors(arguments), list(results)))
+        self.nodes.append(Node(layer, self.tensors(arguments), list(results)))
         self._add_results(results)
 
     def tensors(self, needed: Sequence[Any]) -> list[Any]:
         """Adds the operations that tensors need. Returns the tensors as they are in `nodes`."""
-        for tensor in needed:
-            if hasattr(tensor, "op"):  # not a constant
-                self._visit(tensor)
+        symbolic = [tensor for tensor in needed if hasattr(tensor, "op")]
+        for tensor in symbolic:
+            self._visit(tensor)
+            if tensor.name not in self._known:
+                self._variables(tensor)
         return [self._known.get(_name(tensor), tensor) for tensor in needed]
 
     def _visit(self, tensor: tf.Tensor) -> None:
@@ -109,21 +121,26 @@ class OperationRecorder:
             moves_examples=len(first) > 1 or None in first,
             variables=tuple(v for tensor in constants for v in self._variables(tensor)),
             is_dense=_is_dense(operation, inputs, arguments),
+            axes=axes_of_result(operation) if len(arguments) == 1 else None,
+            table_axes=max((_axes_with_entries(tensor) for tensor in constants), default=0),
         )
-        self.nodes.append((traced, arguments, list(results)))
+        self.nodes.append(Node(traced, arguments, list(results)))
         self._add_results(results)
 
     def _variables(self, tensor: tf.Tensor) -> list[int]:
         """Returns the ids of the handles of the variables from which a tensor is computed."""
-        found, waiting, seen = [], [tensor], set[str]()
+        found, seen = [], set[tuple[str, bool]]()
+        waiting = [(tensor, False)]
         while waiting:
-            entry = waiting.pop()
-            if entry.name in seen:
+            entry, is_reshaped = waiting.pop()
+            if (entry.name, is_reshaped) in seen:
                 continue
-            seen.add(entry.name)
+            seen.add((entry.name, is_reshaped))
             if entry.name in self._handles:
                 found.append(self._handles[entry.name])
-            waiting += list(entry.op.inputs)
+                self.reshaped.update(found[-1:] if is_reshaped else ())
+            is_reshaped = is_reshaped or _changes_axes(entry.op)
+            waiting += [(each, is_reshaped) for each in entry.op.inputs]
         return found
 
     def _add_results(self, results: Iterable[Any]) -> None:
@@ -148,12 +165,26 @@ def _data_format(operation: tf.Operation) -> str:
     return "channels_first" if text.startswith(b"NC") else "channels_last"
 
 
+def _changes_axes(operation: tf.Operation) -> bool:
+    """Returns True for a reshape that changes more than axes of size 1."""
+    if operation.type != "Reshape":
+        return False
+    shapes = operation.inputs[0].shape, operation.outputs[0].shape
+    before, after = ([size for size in shape if size != 1] for shape in shapes)
+    return before != after
+
+
 def _is_dense(operation: tf.Operation, inputs: list[Any], arguments: list[Any]) -> bool:
     """Returns True for a product of the last axis of the only argument with a matrix."""
     if _symbol(operation.type) != "matmul" or len(arguments) != 1:
         return False
     flag = "transpose_a" if operation.type == "MatMul" else "adj_x"
     return inputs[0].name == arguments[0].name and not operation.get_attr(flag)
+
+
+def _axes_with_entries(tensor: tf.Tensor) -> int:
+    """Returns the number of axes that are not of size 1."""
+    return sum(size != 1 for size in tensor.shape) if tensor.shape.rank is not None else 0
 
 
 def _first_size(tensor: tf.Tensor) -> int | None:

@@ -70,38 +70,22 @@ def unexplained_inputs(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple
             known |= _output_sizes(layer)
 
 
-def unexplained_outputs(layers: Sequence[Any]) -> Iterator[tuple[Any, int]]:
-    """Yields the `Dense` layers before a convolution whose outputs no layer takes as they are.
-
-    Their outputs may be reshaped to an image, also if a function reshapes them.
+def before_convolutions(layers: Sequence[Any]) -> Iterator[Any]:
+    """Yields the `Dense` layers before a convolution, whose outputs may be reshaped to an image.
 
     Args:
         layers: As in `unexplained_inputs`.
-
-    Yields:
-        The layer, and the number of its outputs.
     """
-    convolutions = [i for i, layer in enumerate(layers) if _channels(layer)]
-    channels = {size for layer in layers for size in _channels(layer)}
-    inputs = {int(owner.kernel.shape[0]) for each in layers for owner in kernel_owners(each)}
-    known = {1, *channels, *(2 * size for size in channels), *inputs}  # 2: a scale and a shift
+    convolutions = [i for i, layer in enumerate(layers) if isinstance(layer, IMAGE_LAYERS)]
     for layer in layers[: max(convolutions, default=0)]:
-        if isinstance(layer, keras.layers.Dense) and layer.built and layer.units not in known:
-            yield layer, layer.units
+        if isinstance(layer, keras.layers.Dense) and layer.built:
+            yield layer
 
 
 def kernel_owners(layer: Any) -> list[Any]:
     """Returns the layers or cells with a kernel on the last axis of a layer's inputs."""
     owners = recurrent_cells(layer) or [layer] * isinstance(layer, keras.layers.Dense)
     return [owner for owner in owners if getattr(owner, "kernel", None) is not None]
-
-
-def _channels(layer: Any) -> set[int]:
-    """Returns the numbers of channels that a convolution takes and returns."""
-    if not isinstance(layer, IMAGE_LAYERS):
-        return set()
-    shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
-    return {size for shape in shapes if len(shape) > 2 for size in shape[-2:]}
 
 
 def _output_sizes(layer: Any) -> set[int]:
