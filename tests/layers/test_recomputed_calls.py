@@ -100,3 +100,44 @@ def test_a_parametrization_that_draws_nothing_can_be_recomputed(traced):
         variable.assign(held)
         expected = (ends[0] - ends[1]) / 2e-2
         np.testing.assert_allclose((gradient * direction).sum(), expected, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("is_differentiated_before", [False, True])
+def test_a_function_that_was_traced_before_is_not_seen(is_differentiated_before, traced):
+    """Checks the limit in `docs/weight_dropout.md`: backward then draws the next mask."""
+
+    def made():
+        layer = layers.WeightDropout(keras.layers.Dense(3, use_bias=False), 0.5, seed=1)
+        layer.build((None, 5))
+        layer.layer.set_weights([np.arange(1.0, 16.0).reshape(5, 3)])
+        return layer
+
+    other = made()
+    # A dropped weight is 0 and another weight is doubled, so the outputs for rows of the unit
+    # matrix show the masks.
+    masks = [np.array(other(np.eye(5, dtype="float32"), training=True)) for _ in range(4)]
+    kernel = np.array(other.layer.kernel)
+    masks = [mask / kernel for mask in masks]
+    assert {*masks[1].ravel(), *masks[2].ravel()} == {0.0, 2.0}
+    layer = made()
+    function = tf.function(lambda x: layer(x, training=True), autograph=False)
+    first = tf.constant(X)
+    if is_differentiated_before:
+        taken(function, layer, traced=False)(first)
+    else:
+        function(first)  # the first call of training
+    run = tf.recompute_grad(function)
+    of_inputs, of_kernel = taken(run, layer, traced)(first)
+
+    def gradients(forward, backward):
+        x = X.astype(np.float64)
+        upstream = 2.0 * x @ (kernel * masks[forward])
+        return upstream @ (kernel * masks[backward]).T, (x.T @ upstream) * masks[backward]
+
+    found = [of_inputs, of_kernel] if traced else [of_inputs]
+    assert traced or of_kernel is None  # as for a plain layer
+    for value, wrong, right in zip(found, gradients(1, 2), gradients(1, 1), strict=False):
+        np.testing.assert_allclose(value, wrong, rtol=1e-4, atol=1e-2)
+        assert abs(wrong - right).max() > 1.0
+    assert int(layer.calls) == 3
