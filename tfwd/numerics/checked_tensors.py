@@ -36,6 +36,8 @@ class Frame(NamedTuple):
     Attributes:
         kind: one of `KINDS`.
         name: str. The path of a layer, as `encoder/dense_2`, or of a weight. `x`, `y[0]` for data.
+            For one of several losses: `loss[1]` or `loss['head']` as given to one
+            `tape.gradient`, `loss 2` in the second `tape.gradient`.
         layer: str. The class of the layer, or an empty string.
         dtype: str. The tensor's dtype.
         source: for a gradient of a layer's output, the layers that it comes from; for a loss, the
@@ -94,10 +96,16 @@ class Frame(NamedTuple):
         return f"{sources}: backward gradient for the output of {to}"
 
     @property
+    def _loss(self) -> str:
+        if self.name != "loss":  # one of several losses, or a loss in the logs of a custom step
+            return self.name if self.name.startswith("loss") else f"loss '{self.name}'"
+        sources = " and ".join(map(repr, self.source))
+        return f"loss {sources}{self.of_outputs}" if self.source else "loss"
+
+    @property
     def subject(self) -> str:
         """Returns the beginning of a sentence about the tensor's elements."""
         layer = f"layer '{self.name}'{self._which}:"
-        sources = " and ".join(map(repr, self.source))
         return {
             "data": f"data '{self.name}':",
             "weight": f"weight '{self.name}':",
@@ -107,7 +115,7 @@ class Frame(NamedTuple):
             "output": f"{layer} forward output has",
             "prediction": f"prediction '{self.name}':",
             "added loss": f"loss that layer '{self.name}' adds:",
-            "loss": f"loss {sources}{self.of_outputs}:" if self.source else "loss:",
+            "loss": f"{self._loss}:",
             "gradient": f"{self._gradient_origin} has",
             "weight gradient": f"weight '{self.name}': backward gradient has",
             "loss scale": "loss scale:",

@@ -236,6 +236,7 @@ class _ProbingWatch(Watch):
         if outermost and not inside and (self._pass is None or not self.is_in_watched_graph()):
             self._graph = _keras.present_graph()
             self._pass = self._probes._begin()
+            self._losses = 0
             for variable in self.model.weights:
                 path = _keras.variables.path(variable)
                 self.check("weight", path, _keras.variables.value(variable))

@@ -22,7 +22,7 @@ from tfwd._graph.custom_gradient import custom_gradient
 from tfwd._keras import call_interception
 from tfwd.current_watch import here
 from tfwd.finite import can_be_non_finite
-from tfwd.numerics.checked_tensors import Frame
+from tfwd.numerics.checked_tensors import Frame, named
 
 # These layers only move elements of their inputs, which were checked before.
 MOVING_LAYERS = (
@@ -71,6 +71,7 @@ class Watch:
         self._leaf = 0
         self._backward = 0
         self._has_loss = False  # since the last gradients were computed
+        self._losses = 0  # number of gradients that were computed of losses
         self._seen: dict[int, Any] = {}
         self._given: dict[int, _LayerCall] = {}  # by id of a tensor, the call that returned it
         self._casts: dict[int, tuple[Any, _LayerCall]] = {}  # by id, a cast output and its call
@@ -275,10 +276,17 @@ class Watch:
 
     def _before_gradient(self, target: Any) -> None:
         """Checks the loss before a tape computes gradients. A custom step may compute the loss."""
-        for one in tf.nest.flatten(target):
-            is_loss = isinstance(one, tf.Tensor) and one.shape.rank == 0
-            if is_loss and not self._has_loss and not self._path and self.is_in_watched_graph():
-                self.check("loss", "loss", one)
+        if self._has_loss or self._path or not self.is_in_watched_graph():
+            return
+        word = f"loss {self._losses + 1}" if self._losses else "loss"
+        scalars = [
+            (name, one)
+            for name, one in named(word, target)
+            if isinstance(one, tf.Tensor) and one.shape.rank == 0
+        ]
+        self._losses += bool(scalars)
+        for name, loss in scalars:
+            self.check("loss", name, loss)
 
     def _after_gradient(self, sources: Any, found: Any) -> None:
         """Expects a new loss, after a tape has computed gradients."""

@@ -160,7 +160,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         if name != STEP and len(sizes) >= 3:
             (begin, smaller), (end, larger) = sizes[0], sizes[-1]
             growth[name] = _Growth(larger, larger / smaller, len(sizes) - 1, max(end - begin, 1))
-    growth.pop("loss", None)
+    for name in ("loss", *(one.frame.name for one in evidence.of("loss"))):
+        growth.pop(name, None)
     grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}
     if grown and 2 * len(grown) >= len(growth):
         leader = max(grown, key=lambda name: grown[name].per_check)
