@@ -25,7 +25,8 @@ class Mixout(SingleParametrization):
         weights: str or list of str. Patterns of weights. "all" stands for every trained weight.
             Default None, for the default weights, as in `WeightDropout`.
         towards, noise_shape, reference_dtype: As in `parametrizations.Mixout`. By default the
-            reference is the value of the weights in the first training call.
+            reference is the value of the weights in the first training call. It stays if the
+            weights are set or loaded later; see `parametrizations.Mixout` for the warnings.
         seed, recompute, share_across_replicas, exclude, **kwargs: As in `Parametrized`.
 
     Raises:

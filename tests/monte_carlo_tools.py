@@ -45,7 +45,8 @@ def by_hand(model: keras.Layer, plain: keras.Model, x, n: int) -> list[np.ndarra
                     variable.assign(left.pop(0)[1])
             assert not left
         found.append([np.asarray(y) for y in tf.nest.flatten(plain(x, training=False))])
-        plain.set_weights(raw)
+        for variable, value in zip(plain.weights, raw, strict=True):
+            variable.assign(value)
     return [np.stack(each) for each in zip(*found, strict=True)]
 
 

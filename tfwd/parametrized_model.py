@@ -14,6 +14,7 @@ from tfwd.layers._substitution import (
     copies_with_effective_weights,
     weight_patterns,
     weight_selection,
+    weight_setters,
 )
 from tfwd.layers._substitution.seed_stream import checked_seed
 from tfwd.layers.parametrized import Parametrized, check_wrappable
@@ -261,7 +262,8 @@ class ParametrizedModel(keras.Model):
     def set_weights(self, weights: Any) -> None:
         """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)
-        weight_change_listeners.tell(self.weights)
+        with weight_setters.told():  # of the references of Mixout, and not of gains
+            weight_change_listeners.tell(self.weights)
 
     @property
     def calls(self) -> Any:

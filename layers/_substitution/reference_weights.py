@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras, pretrained
+from tfwd.layers._substitution import weight_setters
 from tfwd.layers._substitution.trainable_gains import Gains
 from tfwd.layers._substitution.weight_selection import Target, TargetedWeights
 from tfwd.parametrizations import Parametrization
@@ -67,16 +68,34 @@ class References(keras.layers.Layer):
         for gain in self._gained.values():
             if id(gain.weight) in ids and id(gain.value) not in ids:
                 _reset_gain(gain)
+        if not weight_setters.are_told() and self._first_stale(ids) is not None:
+            self._warn()
+
+    def variable_was_set(self, variable: Any, setter: weight_setters.Setter) -> None:
+        """Warns as `weights_were_set`, unless the references come from the same file.
+
+        It is called for each variable that a model sets. It warns for the first variable only.
+        """
+        inside = _keras.layers.all_layers(setter.layer)
+        if setter.loads and any(layer is self for layer in inside):
+            return
+        if self._first_stale({id(weight) for weight in setter.layer.weights}) is variable:
+            self._warn()
+
+    def _first_stale(self, ids: set[int]) -> Any:
+        """Returns the first of some variables with a copied reference, or None."""
         for name, variable in self._starts.items():
             if id(variable) in ids and bool(self._held[name].taken.read_value()):
-                warnings.warn(
-                    f"layer '{self._owner}' has new weights, but its Mixout still mixes with the "
-                    "weights of its first training call: call "
-                    "tfwd.reset_references(model), unless the new weights come from "
-                    "the same training run",
-                    stacklevel=4,
-                )
-                return
+                return variable
+        return None
+
+    def _warn(self) -> None:
+        warnings.warn(
+            f"layer '{self._owner}' has new weights, but its Mixout still mixes with the weights "
+            "of its first training call: call tfwd.reset_references(model), unless the new "
+            "weights come from the same training run",
+            stacklevel=weight_setters.stack_level(),
+        )
 
     def reset(self) -> None:
         """Discards the copied references, and resets gains. The next training call copies again."""
@@ -125,6 +144,7 @@ class References(keras.layers.Layer):
             )
             if read is None:
                 self._starts[name] = variable
+                weight_setters.listen(variable, self)
 
     def of(self, target: Target, parametrization: Parametrization) -> list[tf.Variable]:
         """Returns the references of one weight, in the order of its elements with a reference."""

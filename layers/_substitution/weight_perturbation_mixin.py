@@ -34,6 +34,7 @@ from tfwd.layers._substitution import (
     traced_call_analysis,
     unsupported_weight_reads,
     weight_selection,
+    weight_setters,
 )
 from tfwd.layers._substitution.attribute_snapshots import AttributeSnapshot
 from tfwd.layers._substitution.call_analysis import CallAnalysis
@@ -121,7 +122,8 @@ class WeightPerturbationMixin(_keras.layer_wrappers.NoAutographLayer):
     def set_weights(self, weights: Any) -> None:
         """Sets the weights. Warns if Mixout has already copied its references."""
         super().set_weights(weights)  # type: ignore[misc]
-        weight_change_listeners.tell(self.weights)  # type: ignore[attr-defined]
+        with weight_setters.told():  # of the references of Mixout, and not of gains
+            weight_change_listeners.tell(self.weights)  # type: ignore[attr-defined]
 
     @property
     def share_across_replicas(self) -> bool:

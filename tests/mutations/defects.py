@@ -356,6 +356,20 @@ DEFECTS = [
         ("tests/monte_carlo/test_samples.py",),
     ),
     Defect(
+        "Mixout does not notice that a model sets its weights",
+        "layers/_substitution/reference_weights.py",
+        "weight_setters.listen(variable, self)",
+        "pass",
+        ("tests/layers/test_mixout_new_weights.py",),
+    ),
+    Defect(
+        "Mixout warns of weights that a callback of the same training sets",
+        "layers/_substitution/weight_setters.py",
+        'if name == "fit" and isinstance(one, keras.Model):',
+        "if False:",
+        ("tests/layers/test_mixout_new_weights.py",),
+    ),
+    Defect(
         "DropoutEmbedding drops entries and not rows",
         "layers/dropout_embedding.py",
         '{"embeddings": Dropout(rate, noise_shape=(None, 1))}, seed',
@@ -709,9 +723,16 @@ DEFECTS = [
     Defect(
         "the loss of a training step of one's own is not looked at",
         "tfwd/numerics/step_watch.py",
-        'self.check("loss", "loss", one)',
+        'self.check("loss", name, loss)',
         "pass",
         ("tests/numerics/test_causes_in_rows.py", "-k", "own_step"),
+    ),
+    Defect(
+        "only the first of several losses is checked",
+        "tfwd/numerics/step_watch.py",
+        "for name, loss in scalars:",
+        "for name, loss in scalars[:1]:",
+        ("tests/numerics/test_probes_of_losses.py",),
     ),
     Defect(
         "an epoch whose steps are all left out has a loss of 0",

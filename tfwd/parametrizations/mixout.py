@@ -35,6 +35,10 @@ class Mixout(Dropout):
     so that training resumes with the same references. `tfwd.unwrap` removes them. Backward stores
     neither the mask nor the mixed weight.
 
+    The copied references stay if the weights are set or loaded later. `set_weights`, `load_weights`
+    and `tfwd.pretrained` then warn. `variable.assign`, a `tf.train.Checkpoint` of the plain layer,
+    and callbacks of `fit` do not warn. `tfwd.reset_references(model)` copies the references again.
+
     Args:
         rate, noise_shape: As in `Dropout`. By default single entries are dropped. For a `Dense`
             kernel, `noise_shape=(None, 1)` drops all weights of an input together.
