@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from finite_check_fits import fit, make, same
 from planted_nan_models import data, state
-from stack_marks import quick_rows
+from stack_marks import IS_KERAS_2, quick_rows
+from tensorflow.python.framework import op_callbacks
 
 from tfwd.callbacks import FiniteCheck
 
@@ -62,3 +63,45 @@ def test_steps_without_a_check_equal_keras(mode):
     assert check._plain is None
     same(state(checked), state(plain), mode)
     assert np.isfinite(state(checked)[0]).all()
+
+
+class OfSteps(keras.callbacks.Callback):
+    """The operations of each kind that run in each step, in eager mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def count(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        self.counts[-1][op_type] += 1
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.counts.append(Counter())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.counts.append(Counter())  # what runs between steps
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_the_operations_of_each_step(every):
+    """Checks that a step without a check runs exactly the operations of Keras's step."""
+    x, y = data(6)
+    found = []
+    for check in (None, FiniteCheck(every_n_steps=every)):
+        model, counts = make(mode="eager", optimizer="sgd"), OfSteps()
+        counts.counts.append(Counter())  # what runs before the first step
+        op_callbacks.add_op_callback(counts.count)
+        try:
+            fit(model, x, y, counts, *([check] if check else []))
+        finally:
+            op_callbacks.remove_op_callback(counts.count)
+        found.append([counts.counts[i] for i in range(1, 13, 2)])
+    more = [sum((ours - theirs).values()) for theirs, ours in zip(*found, strict=True)]
+    least = [sum((theirs - ours).values()) for theirs, ours in zip(*found, strict=True)]
+    reads = 2 if IS_KERAS_2 else 0  # of `steps_per_execution`, which is a variable there
+    # (The first step also creates variables.)
+    for step in range(1, 6):
+        if step % every:
+            assert (more[step], least[step]) == (reads, 0)
+        else:
+            assert more[step] > 50
