@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import keras
@@ -49,12 +50,10 @@ class Listener(Protocol):
 def listen(variable: Any, listener: Listener) -> None:
     """Tells a listener, until it is deleted, when a setter has assigned to a variable."""
     variable = _keras.variables.original(variable)
-    listeners = vars(variable).get(_LISTENERS)
-    if listeners is None:
-        listeners = weakref.WeakSet()
-        object.__setattr__(variable, _LISTENERS, listeners)
-        object.__setattr__(variable, "assign", _telling(variable, listeners))
-    listeners.add(listener)
+    if _LISTENERS not in vars(variable):
+        object.__setattr__(variable, _LISTENERS, _Listeners())
+        object.__setattr__(variable, "assign", types.MethodType(assign, variable))
+    vars(variable)[_LISTENERS].every.add(listener)
 
 
 @contextlib.contextmanager
@@ -72,18 +71,28 @@ def are_told() -> bool:
     return getattr(_local, "told", False)
 
 
-def _telling(variable: Any, listeners: Any) -> Callable[..., Any]:
-    own, here = type(variable).assign, weakref.ref(variable)  # no reference to itself
+class _Listeners:
+    """The listeners of one variable. A copy of the variable has none."""
 
-    def assign(*args: Any, **kwargs: Any) -> Any:
-        result = own(here(), *args, **kwargs)
-        if tf.executing_eagerly():
-            setter = _present_setter() if len(listeners) else None
-            for listener in list(listeners) if setter else ():
-                listener.variable_was_set(here(), setter)
-        return result
+    def __init__(self) -> None:
+        self.every: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    return assign
+    def __reduce__(self) -> Any:
+        return _Listeners, ()
+
+
+def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Assigns as the variable's class does, and tells the listeners. It is the method `assign`.
+
+    A bound method is copied with its variable, and a function would assign to the original.
+    """
+    result = type(self).assign(self, *args, **kwargs)
+    listeners = list(vars(self)[_LISTENERS].every)
+    if listeners and tf.executing_eagerly():
+        setter = _present_setter()
+        for listener in listeners if setter else ():
+            listener.variable_was_set(self, setter)
+    return result
 
 
 def _present_setter() -> Setter | None:

@@ -3,7 +3,10 @@
 Each way gives the weights of a second model to a first model. The expected values are NumPy's.
 """
 
+import copy
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import keras
@@ -194,11 +197,23 @@ def test_one_warning_for_each_layer_with_mixout() -> None:
     assert messages(lambda: model.set_weights(values)) == []  # the next training call copies
 
 
-def test_a_layer_is_freed_after_its_weights_were_set() -> None:
-    """Checks that the hook on a weight keeps neither the weight nor the layer."""
-    import gc
-    import weakref
+def test_copies_have_their_own_weights() -> None:
+    """Checks that a copy of a weight or model assigns to itself only."""
+    case = Case("sequential", 1.0)
+    kernel = copy.deepcopy(case.dense.weights[0])
+    kernel.assign(np.full((5, 4), 3.0))
+    np.testing.assert_array_equal(kernel, np.full((5, 4), 3.0))
+    model = copy.deepcopy(case.model)
+    assert len(model.layers) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.set_weights([np.full((5, 4), 2.0), np.ones(4)])
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((5, 4), 2.0))
+    np.testing.assert_array_equal(case.dense.kernel, np.ones((5, 4)))
 
+
+def test_a_layer_is_freed_after_its_weights_were_set() -> None:
+    """Checks that a weight does not keep the layer that it tells."""
     layer = layers.Mixout(keras.layers.Dense(3), RATE)
     layer(X, training=True)
     references = weakref.ref(layer.references)
