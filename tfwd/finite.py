@@ -157,8 +157,14 @@ def extents_from_raw(raw_extents: tf.Tensor) -> tf.Tensor:
 
 
 def largest(tensor: Any) -> tf.Tensor:
-    """Returns the largest finite absolute value of a floating tensor, as float32 or float64."""
-    magnitude = at_least_float32(tf.abs(_values(tensor)))
+    """Returns the largest finite absolute value of a floating tensor, as float32 or float64.
+
+    Rows of a `tf.IndexedSlices` with the same index are added first, as an optimizer adds them.
+    """
+    if isinstance(tensor, tf.IndexedSlices) and not private_graph_apis.in_xla():
+        indices, places = tf.unique(tensor.indices)
+        tensor = tf.math.unsorted_segment_sum(tensor.values, places, tf.size(indices))
+    magnitude = at_least_float32(tf.abs(tf.convert_to_tensor(tensor)))
     found = tf.reduce_max(tf.where(tf.math.is_finite(magnitude), magnitude, 0.0))
     return tf.maximum(found, 0.0)  # the maximum of an empty tensor is -Inf
 

@@ -11,6 +11,7 @@ from stack_marks import SOAK_ON_KERAS_2, extended
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfwd.callbacks import FiniteCheck
+from tfwd.finite import largest
 from tfwd.numerics import NonFiniteError
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.magnitude_plot import COLUMNS, Magnitudes
@@ -165,3 +166,81 @@ def test_errors(tmp_path):
         (tmp_path / "file").write_text("")
         with pytest.raises(ValueError, match=f"{name}='.*' cannot be written"):
             fit(make(), *data(2), FiniteCheck(**{name: tmp_path / "file" / "x.png"}))
+
+
+def first_values(model, x, y, folder):
+    """Returns the scalars of the first step of a training with one batch, and its updates."""
+    before = model.get_weights()
+    check = FiniteCheck(log_dir=folder / "logs")
+    model.fit(x, y, batch_size=len(y), shuffle=False, verbose=0, callbacks=[check])
+    found, _ = scalars(folder / "logs")
+    updates = [a - b for a, b in zip(before, model.get_weights(), strict=True)]
+    return {tag: values[1] for tag, values in found.items()}, updates
+
+
+def test_the_gradient_of_an_embedding(tmp_path):
+    """Checks repeated ids, whose rows an optimizer adds, against the update of plain SGD."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            layers.Input((6,), dtype="int32"),
+            layers.Embedding(50, 4, name="e"),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    ids = np.random.default_rng(0).integers(0, 3, (8, 6))
+    found, updates = first_values(model, ids, np.ones((8, 1), "float32"), tmp_path)
+    (tag,) = [t for t in found if t.startswith("abs_mean/gradient") and "embeddings" in t]
+    np.testing.assert_allclose(found[tag], abs(updates[0]).mean(), rtol=1e-4)
+    zeros = 100 * (updates[0] == 0).mean()
+    np.testing.assert_allclose(found[tag.replace("abs_mean", "zeros_percent")], zeros)
+    assert zeros > 90
+
+
+def test_the_largest_gradient_of_an_embedding():
+    slices = tf.IndexedSlices(tf.constant([[1.0], [2.0], [-5.0]]), tf.constant([4, 4, 0]), [9, 1])
+    assert float(largest(slices)) == 5.0
+    slices = tf.IndexedSlices(tf.constant([[1.0], [5.0], [-5.0]]), tf.constant([4, 4, 0]), [9, 1])
+    assert float(largest(slices)) == 6.0
+    assert float(tf.function(lambda: largest(slices), jit_compile=True)()) == 6.0
+
+
+def test_a_layer_that_is_called_twice(tmp_path):
+    keras.utils.set_random_seed(3)
+    one, other = keras.Input((6,)), keras.Input((6,))
+    shared = layers.Dense(4, "tanh", name="shared")
+    joined = layers.Concatenate()([shared(one), shared(other)])
+    model = keras.Model([one, other], layers.Dense(1)(joined))
+    model.compile("sgd", "mse")
+    kernel, bias = model.get_weights()[:2]
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+    check = FiniteCheck(log_dir=tmp_path)
+    model.fit(
+        [x, 9 * x], np.ones((8, 1)), batch_size=8, verbose=0, shuffle=False, callbacks=[check]
+    )
+    found, _ = scalars(tmp_path)
+    for name, inputs in (("shared", x), ("shared (call 2)", 9 * x)):
+        expected = abs(np.tanh(inputs @ kernel + bias)).mean()
+        np.testing.assert_allclose(found[f"abs_mean/output/{name}"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_gradients_of_outputs_without_the_loss_scale(policy, tmp_path):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [layers.Input((6,)), layers.Dense(4, name="first", dtype=policy), layers.Dense(1, name="o")]
+    )
+    optimizer = keras.optimizers.SGD(0.1)
+    if policy == "mixed_float16":
+        scaled = getattr(keras.optimizers, "LossScaleOptimizer", None)
+        optimizer = (scaled or keras.mixed_precision.LossScaleOptimizer)(optimizer)
+    model.compile(optimizer, "mse")
+    x, y = data(1)
+    kernel, bias, last, offset = model.get_weights()
+    found, _ = first_values(model, x[:8], y[:8], tmp_path)
+    slope = 2 * ((x[:8] @ kernel + bias) @ last + offset - y[:8]) / 8
+    expected = {"o": abs(slope).mean(), "first": abs(slope @ last.T).mean()}
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[f"abs_mean/gradient/{name}"], value, rtol=5e-3)

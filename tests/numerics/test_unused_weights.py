@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfwd.numerics import unused
 
@@ -156,3 +157,35 @@ def test_the_loss_weights_of_compile():
     zeros = {"q/kernel": "a gradient of zeros", "q/bias": "a gradient of zeros"}
     assert ends(unused(model, X, {"p": Y, "q": Y})) == zeros
     assert ends(unused(model, X, {"p": Y, "q": Y}, {"p": "mse", "q": "mse"})) == {}
+
+
+class WithOwnLoss(keras.Model):
+    """A model whose loss uses an output that `compile` gives no loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(2, name="first")
+        self.second = keras.layers.Dense(2, name="second")
+        self.third = keras.layers.Dense(2, name="third")
+
+    def call(self, x):
+        return self.first(x), self.second(x), self.third(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **kwargs):
+        return tf.reduce_mean((y_pred[0] - y) ** 2) + tf.reduce_mean((y_pred[1] - 1.0) ** 2)
+
+
+@pytest.mark.parametrize("loss", [None, ["mse", None, "mse"]])
+def test_a_loss_of_the_models_own(loss):
+    """Checks the weights against those that Keras's `fit` changes."""
+    x, y = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
+    model = WithOwnLoss()
+    model(x)
+    model.compile("sgd", loss)
+    before = model.get_weights()
+    found = unused(model, x, y)
+    model.fit(x, y, verbose=0)
+    after = zip(before, model.get_weights(), strict=True)
+    changed = [bool((one != other).any()) for one, other in after]
+    assert changed == [True, True, True, True, False, False]
+    assert [path.split("/")[-2] for path in found] == ["third", "third"]

@@ -93,7 +93,9 @@ def call_signature(layer: keras.Layer) -> tuple[tuple, dict[str, Any]] | None:
 
 
 def _specs(shape: Any) -> Any:
-    """Returns a specification for each shape in a structure."""
+    """Returns a specification for each shape in a structure. None stays None."""
+    if shape is None:
+        return None
     if isinstance(shape, dict):
         return {name: _specs(each) for name, each in shape.items()}
     if shape and all(size is None or isinstance(size, int) for size in shape):

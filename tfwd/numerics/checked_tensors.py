@@ -72,7 +72,12 @@ class Frame(NamedTuple):
     @property
     def label(self) -> str:
         """Returns the name in a table or a plot."""
-        return self.kind if self.name == self.kind else f"{self.name}{self._which}, {self.kind}"
+        return self.kind if self.name == self.kind else f"{self.path}, {self.kind}"
+
+    @property
+    def path(self) -> str:
+        """Returns the name, with the number of the call if it is not the first call."""
+        return f"{self.name}{self._which}"
 
     @property
     def of_outputs(self) -> str:

@@ -70,8 +70,8 @@ class Measurement(NamedTuple):
 
 
 def measure_tensor(tensor: Any) -> Detail:
-    """Measures a floating tensor or a `tf.IndexedSlices` in detail."""
-    values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+    """Measures a floating tensor in detail, or a `tf.IndexedSlices` as the tensor it stands for."""
+    values = tf.convert_to_tensor(tensor)  # adds rows with the same index
     return _traced(values.dtype, values.shape.rank or 0)(values)
 
 
@@ -150,8 +150,7 @@ def packed(tensor: Any, argument: tf.Tensor | None = None) -> tf.Tensor:
     if argument is not None:
         detail = of_argument(detail, argument)
     first = tf.constant(-1, tf.int64)
-    rank = (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).shape.rank or 0
-    if rank >= 3:
+    if (tf.convert_to_tensor(tensor).shape.rank or 0) >= 3:
         first = tf.where(tf.reduce_any(detail.steps), tf.argmax(tf.cast(detail.steps, tf.int8)), -1)
     found = (*detail.summary, detail.low, detail.high, detail.width, first)
     return tf.stack([tf.cast(one, tf.float64) for one in found])

@@ -64,21 +64,25 @@ class DebugInfo:
             step: int. The step's number in TensorBoard.
         """
         outcome = self._step(data)
+        pairs = list(zip(outcome.frames, outcome.found[0], strict=True))
+        # A loss scale is a factor of the gradients of outputs, but not of those of weights.
+        scales = [found.abs_mean for frame, found in pairs if frame.kind == "loss scale"] or [1.0]
         with writer.as_default(step=step):
-            for frame, found in zip(outcome.frames, outcome.found[0], strict=True):
+            for frame, found in pairs:
                 kind = KINDS.get(frame.kind)
                 if kind is None or (kind == "update" and frame.name not in self._weights):
                     continue
                 if kind == "update":
                     tf.summary.scalar(f"update_to_weight/{frame.name}", found.abs_mean)
                     continue
-                name = f"{kind}/{frame.name}"
-                tf.summary.scalar(f"abs_mean/{name}", found.abs_mean)
+                scale = scales[0] if frame.kind == "gradient" else 1.0
+                name = f"{kind}/{frame.path}"
+                tf.summary.scalar(f"abs_mean/{name}", found.abs_mean / scale)
                 tf.summary.scalar(f"zeros_percent/{name}", found.zeros)
-                tf.summary.histogram(name, found.sample)
+                tf.summary.histogram(name, at_least_float32(found.sample) / scale)
 
     def _measure(self, frame: Frame, tensor: Any, sequence: Any) -> Measured:
-        values = tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor
+        values = tf.convert_to_tensor(tensor)  # adds rows of a `tf.IndexedSlices`
         size = tf.maximum(tf.size(values), 1)
         magnitude = at_least_float32(tf.abs(values))
         mean = tf.reduce_sum(magnitude) / tf.cast(size, magnitude.dtype)

@@ -28,7 +28,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         loss: the argument of `compile`: a Keras loss, its name, a function `(y_true, y_pred) ->
             values`, or a list or a dict of these, one for each output. `None` in it marks an output
             without a loss. Default None, for the loss and the loss_weights that the model was
-            compiled with.
+            compiled with, or for the model's own `compute_loss`.
 
     Returns:
         A dict from a weight's path to its problem: "no gradient", or "a gradient of zeros".
@@ -60,7 +60,8 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
             f"model '{model.name}' is not built, and has no weights yet: call it on a batch first"
         )
     loss_weights = None
-    if loss is None and y is not None:
+    has_own_loss = not _keras.is_of_keras(type(model), "compute_loss")
+    if loss is None and y is not None and not has_own_loss:
         loss, loss_weights = _keras_losses.compiled_loss(model)[:2]
         if loss is None:
             raise ValueError(
@@ -90,13 +91,13 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
 def _objective(
     model: keras.Model, x: Any, y: Any, outputs: Any, loss: Any, loss_weights: Any
 ) -> tf.Tensor:
+    labels = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), y)
     if y is not None and loss is None:
-        return model.compute_loss(x=x, y=y, y_pred=outputs)
+        return model.compute_loss(x=x, y=labels, y_pred=outputs)
     if y is None:
         flat = tf.nest.flatten(outputs)
         values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
     else:
-        labels = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), y)
         value = _keras_losses.loss_as_compiled(model, loss, loss_weights)(labels, outputs)
         values = [tf.zeros([]) if value is None else tf.reduce_mean(value)]
     return tf.add_n([tf.cast(value, tf.float32) for value in (*values, *model.losses)])

@@ -15,6 +15,8 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     DEPTHWISE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     SEQUENCE_LAYERS,
+    axes_of_positions,
+    changes_examples,
     combines_entries_one_by_one,
     has_image_layers,
     image_axes,
@@ -62,7 +64,7 @@ def required_input_order(
         recorder: Gets the order if the layer has weights along the output.
     """
     features: Any = required if is_flattened(required) else None
-    if isinstance(layer, TracedOperation) and layer.moves_examples:
+    if changes_examples(layer, shape, result):
         return order_across_examples(
             required, result, shape, layer.name, reshapes=is_reshape(layer)
         )
@@ -78,7 +80,11 @@ def required_input_order(
             _record_unknown_outputs(layer, recorder, features)
         if features is not None and _keeps_channels(layer):
             return _changed_features(layer)
-        if len(shape) == 2 and not weights_of(layer) and not is_image(required):
+        if (
+            axes_of_positions(layer, shape) == 2
+            and not weights_of(layer)
+            and not is_image(required)
+        ):
             if isinstance(required, UnknownAxisOrder):
                 return required
             reason = f"'{getattr(layer, 'name', '')}' is on a sequence"

@@ -19,6 +19,8 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     ATTENTION_WITHOUT_KERNELS,
     IMAGE_LAYERS,
     SEQUENCE_LAYERS,
+    axes_of_positions,
+    changes_examples,
     combines_entries_one_by_one,
     has_image_layers,
     image_axes,
@@ -68,7 +70,7 @@ def output_order(
     """
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
-    if isinstance(layer, TracedOperation) and layer.moves_examples:
+    if changes_examples(layer, shape, result):
         flattened = next(filter(is_flattened, orders), order)
         return order_across_examples(
             flattened, shape, result, layer.name, reshapes=is_reshape(layer)
@@ -83,7 +85,8 @@ def output_order(
             return UnknownFeatureOrder(reason) if is_channels_first(layer) else order
         if len(result) < 2:
             return None
-        if not weights_of(layer) and len(shape) == 2 and not is_image(order):
+        axes = axes_of_positions(layer, shape)
+        if not weights_of(layer) and axes == 2 and not is_image(order):
             is_unknown = isinstance(order, UnknownAxisOrder) and not order.yields
             return order if is_unknown else _on_sequence(layer)
         if isinstance(layer, IMAGE_LAYERS) and (other := order_of_positions(layer, order, shape)):

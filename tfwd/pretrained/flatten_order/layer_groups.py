@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.orders import AxisOrder, Shape, channels_last
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
 
 def _named(*names: str) -> tuple[Any, ...]:
@@ -168,6 +170,24 @@ def keeps_axes_whole(layer: Any, shape: Shape, result: Shape) -> bool:
     if name.removeprefix("reduce") in _OPERATIONS_ON_AXES or result[-1] in (1, shape[-1]):
         return True
     return not name and result[:-1] == shape[:-1]
+
+
+def changes_examples(layer: Any, shape: Shape, result: Shape) -> bool:
+    """Returns True for an operation whose result has more or fewer examples than its input.
+
+    Args:
+        layer: Layer or operation.
+        shape, result: Shapes of the input and of the output.
+    """
+    if isinstance(layer, TracedOperation):
+        return layer.moves_examples
+    is_known = is_reshape(layer) and None not in (*shape, *result)
+    return is_known and math.prod(shape) != math.prod(result)
+
+
+def axes_of_positions(layer: Any, shape: Shape) -> int:
+    """Returns the number of axes of an input. A function on a sequence adds an axis of size 1."""
+    return sum(size != 1 for size in shape) if isinstance(layer, TracedOperation) else len(shape)
 
 
 def is_channels_first(layer: Any) -> bool:

@@ -17,6 +17,7 @@ from tfwd.pretrained.flatten_order.orders import (
     flattened_axes,
     flattens_differently,
     is_flattened,
+    is_order_of_torch,
     is_vector,
 )
 from tfwd.pretrained.flatten_order.time_steps import with_time, without_time
@@ -65,8 +66,11 @@ def flattened_order(
         return FlattenedAxes((steps, *order.shape), positions)
     if is_flattened(order):
         return UnknownFeatureOrder(f"'{name}' changes flattened features")
-    if None in shape or sum(size != 1 for size in shape) < 2:
+    if sum(size != 1 for size in shape) < 2:
         return None
+    if None in shape:
+        is_known = is_order_of_torch(order) or (order is None and len(shape) < 3)
+        return None if is_known else UnknownFeatureOrder(f"'{name}' flattens a size that varies")
     if isinstance(order, UnknownAxisOrder):
         return UnknownFeatureOrder(order.reason)
     if not isinstance(order, tuple):

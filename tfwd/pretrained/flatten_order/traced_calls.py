@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,6 @@ from tfwd._keras import call_interception
 from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
 from tfwd.pretrained.flatten_order.traced_operations import OperationRecorder
 
-# Number of examples in the traced call. It is prime, and no other axis has this size.
-_EXAMPLES = 8191
 _IDS = ("float32", "int32")  # Keras 3 does not store the dtype of inputs, which may be ids
 Call = tuple[tuple, dict[str, Any]]
 
@@ -55,6 +54,16 @@ def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = 
     return None
 
 
+def _number_of_examples(layer: Any, call: Any) -> int:
+    """Returns a prime number that divides the size of no axis of a weight or an argument."""
+    shapes = [
+        value.shape for value in (*layer.weights, *tf.nest.flatten(call)) if hasattr(value, "shape")
+    ]
+    sizes = {size for shape in shapes for size in shape if size}
+    primes = (n for n in range(31, 10**6) if all(n % k for k in range(2, math.isqrt(n) + 1)))
+    return next(prime for prime in primes if all(size % prime for size in sizes))
+
+
 def _is_symbolic(value: Any) -> bool:
     return isinstance(value, (tf.TensorSpec, _keras.layers.KerasTensor))
 
@@ -77,6 +86,7 @@ def _traced(
     """
     graph = tf.__internal__.FuncGraph("tfwd_order")
     calls = _Calls(layer, graph)
+    examples = _number_of_examples(layer, (args, kwargs))
     made: dict[int, tf.Tensor] = {}  # placeholders
     owners = [_keras.calls_of(type(inner)) for inner in _keras.layers.all_layers(layer)]
     if "training" in inspect.signature(type(layer).call).parameters:
@@ -90,7 +100,7 @@ def _traced(
         is_known = not isinstance(value, tf.TensorSpec) or value.dtype != tf.float32
         dtype = value.dtype if is_known or len(value.shape) > 2 else ids
         return made.setdefault(
-            id(value), tf.compat.v1.placeholder(dtype, (_EXAMPLES, *value.shape[1:]))
+            id(value), tf.compat.v1.placeholder(dtype, (examples, *value.shape[1:]))
         )
 
     with (
