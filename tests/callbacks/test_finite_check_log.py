@@ -216,11 +216,7 @@ def test_a_layer_that_is_called_twice(tmp_path):
     model.compile("sgd", "mse")
     kernel, bias = model.get_weights()[:2]
     x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
-    check = FiniteCheck(log_dir=tmp_path)
-    model.fit(
-        [x, 9 * x], np.ones((8, 1)), batch_size=8, verbose=0, shuffle=False, callbacks=[check]
-    )
-    found, _ = scalars(tmp_path)
+    found, _ = first_values(model, [x, 9 * x], np.ones((8, 1)), tmp_path)
     for name, inputs in (("shared", x), ("shared (call 2)", 9 * x)):
         expected = abs(np.tanh(inputs @ kernel + bias)).mean()
         np.testing.assert_allclose(found[f"abs_mean/output/{name}"], expected, rtol=1e-4)

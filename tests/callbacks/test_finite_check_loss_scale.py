@@ -90,5 +90,5 @@ def test_sparse_gradients_are_divided_too():
     y[...] = -299.0
     report = report_of(model, ids, y)
     gradients = [f for f in report.to_dict()["frames"] if f["kind"] == "weight gradient"]
-    # Each of the 24 rows has 2 * 300 / 48 in each element.
-    assert [f["abs_max"] for f in gradients] == [pytest.approx(600 / 48)]
+    # Each of the 24 rows has 2 * 300 / 48 in each element, and all rows have the same id.
+    assert [f["abs_max"] for f in gradients] == [pytest.approx(24 * 600 / 48)]

@@ -175,6 +175,7 @@ class WithOwnLoss(keras.Model):
         return tf.reduce_mean((y_pred[0] - y) ** 2) + tf.reduce_mean((y_pred[1] - 1.0) ** 2)
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("loss", [None, ["mse", None, "mse"]])
 def test_a_loss_of_the_models_own(loss):
     """Checks the weights against those that Keras's `fit` changes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
@@ -79,7 +80,7 @@ class DebugInfo:
                 name = f"{kind}/{frame.path}"
                 tf.summary.scalar(f"abs_mean/{name}", found.abs_mean / scale)
                 tf.summary.scalar(f"zeros_percent/{name}", found.zeros)
-                tf.summary.histogram(name, at_least_float32(found.sample) / scale)
+                tf.summary.histogram(name, np.asarray(found.sample, np.float64) / scale)
 
     def _measure(self, frame: Frame, tensor: Any, sequence: Any) -> Measured:
         values = tf.convert_to_tensor(tensor)  # adds rows of a `tf.IndexedSlices`

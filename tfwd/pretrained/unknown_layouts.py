@@ -57,6 +57,8 @@ def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrde
 def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
     """Returns the error for an unknown order of flattened features; None if the order is known."""
     inputs, outputs = feature_orders(target, orders)
+    if isinstance(inputs, FlattenedAxes) and key.flattened is None and not _fits(inputs, target):
+        inputs = UnknownFeatureOrder(f"its inputs are several flattened images of {inputs.shape}")
     if isinstance(inputs, FlattenedAxes) and not _fits(inputs, target):
         return (
             f"'{target.path}' is {target.shape}, but Key({key.name!r}, flattened={key.flattened}) "

@@ -112,6 +112,8 @@ def required_input_order(
     if isinstance(layer, keras.layers.RepeatVector) and features is not None:
         return features
     if is_reshape(layer):
+        if not shape:  # a size
+            return None
         if len(shape) == 1 and len(result) > 1:
             return flattened_order(required, result, layer.name)
         return reshaped_order(required, result, shape, layer.name)

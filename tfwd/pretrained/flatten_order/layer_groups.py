@@ -67,6 +67,7 @@ _ELEMENTWISE_OPERATIONS = (
     *("log_sigmoid", "hard_sigmoid", "softplus", "softsign", "soft_sign", "tanh", "hard_tanh"),
     *("hard_silu", "hard_swish", "mish", "softmax", "log_softmax", "identity", "stop_gradient"),
     *("real_div", "bias_add", "squared_difference", "select", "reciprocal", "prevent_gradient"),
+    *("erfc", "ensure_shape", "check_numerics", "greater", "greater_equal", "less", "less_equal"),
 )
 # These operations do not merge axes, and do not divide them.
 _OPERATIONS_ON_AXES = (

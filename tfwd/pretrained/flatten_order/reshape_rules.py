@@ -172,8 +172,10 @@ def order_of_axes(
     if is_flattened(order):
         is_kept = axes[-1:] == (len(shape) - 1,) and len(axes) < len(shape)
         is_kept = is_kept and result[-1] == shape[-1]  # it acts on other axes
+        if result[-1:] == (1,):
+            return None
         return order if is_kept else UnknownFeatureOrder(f"'{name}' changes flattened features")
-    if len(result) < 2:
+    if len(result) < 2 or is_vector(result):
         return None
     if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
         return permuted_order(order, axes, name)
@@ -203,6 +205,8 @@ def order_across_examples(
     if reshapes and None not in (*shape, *result):
         if math.prod(shape) == math.prod(result[1:]):
             return with_time(_reshaped(order, shape, result[1:], name))
+        if shape[1:] == result and not isinstance(order, UnknownAxisOrder):
+            return without_time(order)
         is_by_time = order is None or (isinstance(order, tuple) and order[0] == 0)
         if math.prod(shape[1:]) == math.prod(result) and is_by_time:
             return _reshaped(without_time(order), shape[1:], result, name)

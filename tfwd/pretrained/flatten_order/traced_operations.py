@@ -14,7 +14,10 @@ from tfwd.pretrained.flatten_order.axes_of_operations import axes_of_result
 
 # These operations depend on the shape of their inputs, but not on the entries.
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-_NAMES = {"BatchMatMul": "matmul", "AddN": "add", "Pack": "stack", "Unpack": "unstack"}
+_NAMES = {
+    **{"BatchMatMul": "matmul", "AddN": "add", "Pack": "stack", "Unpack": "unstack"},
+    "IdentityN": "identity",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,9 +74,15 @@ class OperationRecorder:
         self._add_results(known)
 
     def add_layer(self, layer: Any, arguments: Sequence[Any], results: Sequence[Any]) -> None:
-        """Adds the call of a layer, after the operations that its arguments need."""
-        self.nodes.append(Node(layer, self.tensors(arguments), list(results)))
-        self._add_results(results)
+        """Adds the call of a layer, after the operations that its arguments need.
+
+        A layer on constants, such as the numbers of positions, is not added. Its results have no
+        axis of examples.
+        """
+        given = self.tensors(arguments)
+        if any(_name(tensor) in self._known for tensor in given):
+            self.nodes.append(Node(layer, given, list(results)))
+            self._add_results(results)
 
     def tensors(self, needed: Sequence[Any]) -> list[Any]:
         """Adds the operations that tensors need. Returns the tensors as they are in `nodes`."""
@@ -100,7 +109,7 @@ class OperationRecorder:
                 self._add_operation(operation, inputs)
 
     def _add_operation(self, operation: tf.Operation, inputs: list[tf.Tensor]) -> None:
-        if operation.type == "IdentityN":  # each output is one of the inputs
+        if operation.type == "IdentityN":  # each output is one input
             for entry, result in zip(inputs, operation.outputs, strict=True):
                 self._add_node(operation, [entry], [result])
         else:
@@ -183,7 +192,9 @@ def _is_dense(operation: tf.Operation, inputs: list[Any], arguments: list[Any]) 
 
 
 def _axes_with_entries(tensor: tf.Tensor) -> int:
-    """Returns the number of axes that are not of size 1."""
+    """Returns the number of axes that are not of size 1. Equal entries have no order."""
+    if tensor.op.type in ("ZerosLike", "OnesLike", "Fill"):
+        return 0
     return sum(size != 1 for size in tensor.shape) if tensor.shape.rank is not None else 0
 
 
