@@ -240,3 +240,12 @@ def test_gradients_of_outputs_without_the_loss_scale(policy, tmp_path):
     expected = {"o": abs(slope).mean(), "first": abs(slope @ last.T).mean()}
     for name, value in expected.items():
         np.testing.assert_allclose(found[f"abs_mean/gradient/{name}"], value, rtol=5e-3)
+
+
+def test_logged_steps_that_are_not_checked(tmp_path):
+    """Checks that the next checked step is logged, and not only the steps that are due for both."""
+    x, y = data(30)
+    check = FiniteCheck(log_dir=tmp_path, every_n_steps=3, log_every_n_steps=10)
+    fit(make(), x, y, check)
+    found, _ = scalars(tmp_path)
+    assert sorted(found["abs_mean/output/first"]) == [1, 13, 22]

@@ -58,6 +58,8 @@ class FiniteCheck(keras.callbacks.Callback):
       operations. TensorFlow then adds the gradients in another order;
     - under XLA: about half of Keras's optimizers. The compiler groups products and sums
       differently, which changes last bits;
+    - in graphs on Keras 2: `Dropout` with a seed and `steps_per_execution` above 1. The seed
+      depends on the number of traces;
     - in graphs on Keras 3: a dataset of unknown length. Without the callback, Keras counts an
       update too many in `optimizer.iterations` at the end of each epoch.
 
@@ -82,7 +84,9 @@ class FiniteCheck(keras.callbacks.Callback):
             image tab shows the plot. Every `log_every_n_steps` steps, the callback writes scalars:
             the absolute mean of each output, weight and gradient, the percentage of zeros, and the
             ratio of update to weight. It also writes histograms. For these numbers the batch runs
-            once more. Default None.
+            once more. With `every_n_steps`, the next checked step is logged. On several replicas
+            the numbers are those of the first replica. Its loss is divided by the number of
+            replicas. Default None.
         plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps. The
             color is log10 of the largest absolute value. The plot is drawn at the end of training
             and after each bad step. With `plot` or `log_dir`, each step reads each tensor once

@@ -28,7 +28,8 @@ class Log:
         model: the compiled model.
         log_dir: path of a folder for TensorBoard, or None.
         plot: path of a file for the plot of magnitudes, or None.
-        every: int. Log one step in every N to TensorBoard, starting with the first.
+        every: int. Log one step in every N to TensorBoard, starting with the first. If that step is
+            not checked, the next checked step is logged.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Log:
         every: int,
     ):
         self.plot, self._every = plot, every
+        self._due: int | None = None  # number of the next step to log
         self.magnitudes = Magnitudes()
         if plot is not None:
             try:
@@ -62,7 +64,11 @@ class Log:
 
     def before_step(self, batch: Any, step: int) -> None:
         """Logs the tensors of the next step to TensorBoard, if the step is due."""
-        if self._info is not None and (step - 1) % self._every == 0:
+        past = (step - 1) % self._every  # number of steps since one that is a multiple
+        if self._due is None:
+            self._due = step - past + self._every * (past > 0)
+        if self._info is not None and step >= self._due:
+            self._due = step - past + self._every
             info, writer = self._info, self._writer
             self._safely(lambda: info.write(batch, writer, step))
 
