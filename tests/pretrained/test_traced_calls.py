@@ -9,52 +9,11 @@ import pytest
 import tensorflow as tf
 from flattened_images import RNG, Chain, saved
 from stack_marks import IS_KERAS_2, needs_keras3
+from traced_images import ROWS, C, F, G, Model, X, check, conv, flat, head, image, point
 
 from tfwd.pretrained import PlanError, load
 
 layers = keras.layers
-
-X = RNG.normal(size=(2, 4, 6, 3)).astype("float32")  # examples, height, width, channels
-ROWS = RNG.normal(size=(2, 7)).astype("float32")
-C = {"c.weight": RNG.normal(size=(5, 3, 1, 1)), "c.bias": RNG.normal(size=5)}
-F = {"f.weight": RNG.normal(size=(4, 120))}
-G = {"g.weight": RNG.normal(size=(72, 7))}
-
-
-def conv(filters=5):
-    return layers.Conv2D(filters, 1, name="c")
-
-
-def head(units=4, name="f"):
-    return layers.Dense(units, name=name, use_bias=False)
-
-
-def point(image):
-    """Returns PyTorch's Conv2d of width 1 on `[examples, channels, height, width]`."""
-    bias = C["c.bias"][:, None, None]
-    return np.einsum("nihw,oi->nohw", image, C["c.weight"][:, :, 0, 0]) + bias
-
-
-def image(x=X):
-    """Returns the convolution of X in PyTorch's order."""
-    return point(np.moveaxis(x, -1, 1))
-
-
-def flat(tensor):
-    return tensor.reshape(len(tensor), -1)
-
-
-class Model(keras.Model):
-    """A model that calls a function with itself and its inputs."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def call(self, x, training=False):
-        return self.function(self, x)
 
 
 class Compiled(Model):
@@ -83,15 +42,6 @@ class Shared(layers.Layer):
         for part in self.parts:
             x = part(x)
         return self.parts[-1](x) if x.shape.rank > 9 else layers.Flatten()(x)
-
-
-def check(model, expected, tmp_path, *tensors, x=X):
-    """Calls a model, loads it, and compares its outputs."""
-    x = x if isinstance(x, tuple) else (x,)
-    model(*x)
-    names = {name.partition(".")[0] for each in tensors for name in each}
-    load(model, saved(tmp_path, *tensors), mapping={f"(.*/)?{name}": name for name in names})
-    np.testing.assert_allclose(model(*x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [Model, Compiled])
@@ -310,64 +260,3 @@ def test_a_trace_changes_nothing(tmp_path):
     for one, other in zip(loaded.get_weights(), by_hand.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert not tf.config.functions_run_eagerly()
-
-
-def on_image(function, shape):
-    """Returns a model with a function between a convolution and a flattened image."""
-    return keras.Sequential(
-        [keras.Input((4, 6, 3)), conv(), layers.Lambda(function, shape), layers.Flatten(), head()]
-    )
-
-
-def before_image(function, shape):
-    """Returns a model with a function between an image of features and a convolution."""
-    point = layers.Conv2D(5, 1, name="c")
-    reshape = layers.Reshape((4, 6, 3))
-    model = [keras.Input((7,)), head(72, "g"), reshape, layers.Lambda(function, shape), point]
-    return keras.Sequential(model)
-
-
-# A function on Keras's image, its result's shape, and the same function on PyTorch's image.
-FUNCTIONS = {
-    "a row": (lambda x: x[:, 0], (6, 5), lambda x: x[:, :, 0]),
-    "a part": (lambda x: x[:, 1:, ::2], (3, 3, 5), lambda x: x[:, :, 1:, ::2]),
-    "some channels": (lambda x: x[..., :2], (4, 6, 2), lambda x: x[:, :2]),
-    "a channel": (lambda x: x[..., 1], (4, 6), lambda x: x[:, 1]),
-    "a new axis": (lambda x: x[:, None], (1, 4, 6, 5), lambda x: x),
-    "a mean of rows": (lambda x: tf.reduce_mean(x, 1), (6, 5), lambda x: x.mean(2)),
-    "a maximum of channels": (
-        lambda x: tf.reduce_max(x, -1, keepdims=True),
-        (4, 6, 1),
-        lambda x: x.max(1),
-    ),
-    "a border": (
-        lambda x: tf.pad(x, ((0, 0), (1, 0), (0, 2), (0, 0))),
-        (5, 8, 5),
-        lambda x: np.pad(x, ((0, 0), (0, 0), (1, 0), (0, 2))),
-    ),
-    "tiles": (lambda x: tf.tile(x, (1, 1, 1, 2)), (4, 6, 10), lambda x: np.tile(x, (1, 2, 1, 1))),
-    "running sums": (lambda x: tf.cumsum(x, 2), (4, 6, 5), lambda x: x.cumsum(3)),
-    "rolled rows": (lambda x: tf.roll(x, 1, 1), (4, 6, 5), lambda x: np.roll(x, 1, 2)),
-    "PyTorch's axes": (lambda x: tf.transpose(x, (0, 3, 1, 2)), (5, 4, 6), lambda x: x),
-    "a gate": (
-        lambda x: x[..., :2] * tf.sigmoid(x[..., 2:4]),
-        (4, 6, 2),
-        lambda x: x[:, :2] / (1 + np.exp(-x[:, 2:4])),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_on_an_image(name, tmp_path):
-    function, shape, in_numpy = FUNCTIONS[name]
-    weight = {"f.weight": RNG.normal(size=(4, int(np.prod(shape))))}
-    expected = flat(in_numpy(image())) @ weight["f.weight"].T
-    check(on_image(function, shape), expected, tmp_path, C, weight)
-
-
-@pytest.mark.parametrize("name", ["a part", "a border", "running sums", "rolled rows"])
-def test_a_function_on_features_that_become_an_image(name, tmp_path):
-    function, shape, in_numpy = FUNCTIONS[name]
-    made = (ROWS @ G["g.weight"].T).reshape(2, 3, 4, 6)
-    expected = np.moveaxis(point(in_numpy(made)), 1, -1)
-    check(before_image(function, (*shape[:2], 3)), expected, tmp_path, C, G, x=ROWS)

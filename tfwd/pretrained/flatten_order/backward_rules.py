@@ -70,6 +70,8 @@ def required_input_order(
         )
     if isinstance(layer, TracedOperation) and layer.axes is not None and features is None:
         axes = layer.axes
+        if is_vector(result):
+            return None
         if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
             return permuted_order(required, [axes.index(i) for i in range(len(shape))], layer.name)
     if reorders_channels(layer, shape, result):
