@@ -12,6 +12,7 @@ of the features at a kernel, loading the kernel is an error.
 - `einsum_axes.py`: the effect of `EinsumDense`.
 - `image_axes_rules.py`: layers that PyTorch's model may run with the channels last.
 - `time_steps.py`: layers inside a `TimeDistributed`.
+- `layer_graphs.py`: the graphs of layers.
 - `traced_calls.py`, `traced_operations.py`, `axes_of_operations.py`: the graph of a traced call.
 - `unseen_layers.py`: layers that are called outside all graphs, where a call cannot be traced.
 - `model_ends.py`: inputs and outputs of models.

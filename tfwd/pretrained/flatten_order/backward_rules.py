@@ -69,11 +69,11 @@ def required_input_order(
             required, result, shape, layer.name, reshapes=is_reshape(layer)
         )
     if isinstance(layer, TracedOperation) and layer.axes is not None and features is None:
-        axes = layer.axes
         if is_vector(result):
             return None
-        if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
-            return permuted_order(required, [axes.index(i) for i in range(len(shape))], layer.name)
+        if len(result) > 1 and sorted(layer.axes) == list(range(len(shape))):
+            before = [layer.axes.index(axis) for axis in range(len(shape))]
+            return permuted_order(required, before, layer.name)
     if reorders_channels(layer, shape, result):
         name = layer.name
         return UnknownFeatureOrder(f"'{name}' has the channels in another order in PyTorch")

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras_shared.model_graph import Graph, Node
 from tfwd.pretrained.flatten_order.backward_rules import (
     required_beside_flattened,
     required_beside_image,
     required_input_order,
 )
 from tfwd.pretrained.flatten_order.forward_rules import output_order
+from tfwd.pretrained.flatten_order.layer_graphs import LayerGraphs
 from tfwd.pretrained.flatten_order.layer_groups import is_reshape, unwrapped, weights_of
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
 from tfwd.pretrained.flatten_order.model_ends import (
@@ -37,7 +36,6 @@ from tfwd.pretrained.flatten_order.orders import (
     is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.time_steps import for_one_time_step
-from tfwd.pretrained.flatten_order.traced_calls import is_traceable, traced_graph
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
@@ -71,8 +69,7 @@ class _Propagation:
         self._weighted: set[int] = set()  # ids of tensors that depend on weights
         self._in_graphs: set[int] = set()  # ids of layers
         self._owners: dict[int, Any] = {}  # layers that hold variables, by the handle's id
-        # Traced graphs by the layer's id and the shapes of its inputs. None: it cannot be traced.
-        self._traced: dict[tuple[int, tuple[Shape, ...] | None], Graph | None] = {}
+        self._graphs = LayerGraphs()
         self._image_layers: set[int] = set()  # ids of layers
         # Graphs inside layers without a graph: the model's name, and the orders of the outputs.
         self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
@@ -107,7 +104,7 @@ class _Propagation:
             is_inside: bool. True if another layer without a graph contains the layer.
         """
         layer = unwrapped(layer)
-        graph, is_called = self._graph(layer), id(layer) in self._in_graphs
+        graph, is_called = self._graphs.of_first_call(layer), id(layer) in self._in_graphs
         if graph is not None and not is_called:
             beside = None
             if is_inside and self._image_layers - image_layer_ids(layer):
@@ -122,32 +119,6 @@ class _Propagation:
         is_inside = is_inside or graph is None or bool(graph.callers)  # what a trace did not call
         for inner in _keras.layers.sublayers(layer):
             self._run_graphs(inner, without_graph, is_inside)
-
-    def _graph(
-        self, layer: Any, shapes: Sequence[Shape] | None = None, node: Node | None = None
-    ) -> Graph | None:
-        """Returns the graph of a layer, which may be traced; None if there is none.
-
-        Args:
-            layer: Layer without wrappers, or operation of a graph.
-            shapes: Shapes of the inputs of a call. Default None: the layer's first call.
-            node: The call, if a graph shows it.
-        """
-        if (graph := _keras.layers.graph(layer)) is not None or not is_traceable(layer):
-            return graph
-        key = id(layer), shapes and tuple(shapes)
-        if key in self._traced:
-            return self._traced[key]
-        if node is not None:
-            found = traced_graph(layer, node.call, node.arguments)
-        elif shapes is not None:
-            call = tuple(tf.TensorSpec((None, *shape)) for shape in shapes[:1]), {}
-            found = traced_graph(layer, call)
-        else:
-            found = traced_graph(layer)
-        if found is not None and shapes is not None and len(found.inputs) != len(shapes):
-            found = None
-        return self._traced.setdefault(key, found)
 
     def _input_orders(
         self, graph: Any, beside: UnknownAxisOrder | None, outputs: Sequence[TensorOrder]
@@ -218,14 +189,14 @@ class _Propagation:
         for node in graph.nodes:
             operation, arguments, outputs = node.operation, node.arguments, node.results
             layer, shapes = unwrapped(operation), list(map(shape_of, arguments))
-            self._graph(layer, shapes, node)  # traces the call
+            self._graphs.trace(layer, shapes, node)
             found = self._layer_forward(
                 layer,
                 [orders.get(id(tensor)) for tensor in arguments],
                 shapes,
                 [shape_of(tensor) for tensor in outputs],
             )
-            has_weights = weights_of(operation) or getattr(operation, "variables", ())
+            has_weights = bool(weights_of(operation) or getattr(operation, "variables", None))
             if has_weights or not self._weighted.isdisjoint(map(id, arguments)):
                 self._weighted.update(map(id, outputs))
             orders.update(
@@ -274,7 +245,7 @@ class _Propagation:
             shapes: Shapes of the inputs.
             results: Shapes of the outputs.
         """
-        graph = self._graph(layer, shapes)
+        graph = self._graphs.find(layer, shapes)
         if graph is not None:
             if len(graph.inputs) != len(orders):  # it will run as a graph that nothing calls
                 reason = f"the model does not show how it calls '{layer.name}'"
@@ -326,12 +297,12 @@ class _Propagation:
         for node in reversed(graph.nodes):
             arguments, results = node.arguments, node.results
             layer, shapes = unwrapped(node.operation), list(map(shape_of, arguments))
-            self._graph(layer, shapes, node)  # traces the call
+            self._graphs.trace(layer, shapes, node)
             result_shapes = [shape_of(tensor) for tensor in results]
             later = [_common(required.get(id(tensor), [])) for tensor in results]
             found = self._layer_backward(layer, later, shapes, result_shapes)
             orders = [self._orders.get(id(tensor)) for tensor in arguments]
-            if any(map(is_flattened, orders)) and self._graph(layer, shapes) is None:
+            if any(map(is_flattened, orders)) and self._graphs.find(layer, shapes) is None:
                 weighted = [id(tensor) in self._weighted for tensor in arguments]
                 found = required_beside_flattened(
                     layer, found, orders, shapes, result_shapes[0], weighted
@@ -362,7 +333,7 @@ class _Propagation:
             return for_one_time_step(self._layer_backward, layer, required, shapes, results)
         if isinstance(layer, TracedOperation) and any(map(is_flattened, required)):
             self._record_variables(layer.variables, _IN_OPERATION)
-        graph = self._graph(layer, shapes)
+        graph = self._graphs.find(layer, shapes)
         if graph is None and required:
             used = [i for i, order in enumerate(required) if order is not None] or [0]
             return [

@@ -15,8 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import call_interception
-from tfwd._keras_shared.model_graph import Graph, in_order_of_inputs
+from tfwd._keras import Graph, call_interception, in_order_of_inputs
 from tfwd.pretrained.flatten_order.traced_operations import OperationRecorder
 
 _IDS = ("float32", "int32")  # Keras 3 does not store the dtype of inputs, which may be ids

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras_shared.model_graph import Node
+from tfwd._keras import Node
 from tfwd.pretrained.flatten_order.axes_of_operations import axes_of_result
 
 # These operations depend on the shape of their inputs, but not on the entries.
