@@ -260,3 +260,10 @@ def test_a_trace_changes_nothing(tmp_path):
     for one, other in zip(loaded.get_weights(), by_hand.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert not tf.config.functions_run_eagerly()
+
+
+def test_a_model_on_two_replicas(tmp_path):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = Model(lambda m, x: m.f(tf.reshape(m.c(x), (-1, 120))), c=conv(), f=head())
+        model(X)
+    check(model, flat(image()) @ F["f.weight"].T, tmp_path, C, F)

@@ -77,10 +77,11 @@ class _Propagation:
     def run(self, model: keras.layers.Layer) -> None:
         self._image_layers = image_layer_ids(model)
         self._owners = {
-            id(variable.handle): layer
+            id(part.handle): layer
             for layer in _keras.layers.all_layers(model)
             for weight in _keras.layers.held_weights(layer)
             for variable in _keras.variables.tf_variables(weight)
+            for part in getattr(variable, "values", [variable])  # of each replica
         }
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
