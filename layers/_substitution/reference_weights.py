@@ -53,6 +53,7 @@ class References(keras.layers.Layer):
         # Keyed by the position of the weight and of the element in its chain. Hidden from Keras.
         object.__setattr__(self, "_held", {})
         object.__setattr__(self, "_starts", {})  # weights whose start value is the reference
+        object.__setattr__(self, "_set", set())  # ids of weights that were set since a warning
         self.built = True
 
     def weights_were_set(self, ids: set[int]) -> None:
@@ -68,26 +69,30 @@ class References(keras.layers.Layer):
         for gain in self._gained.values():
             if id(gain.weight) in ids and id(gain.value) not in ids:
                 _reset_gain(gain)
-        if not weight_setters.are_told() and self._first_stale(ids) is not None:
+        if not weight_setters.are_told() and self._are_stale(ids):
             self._warn()
 
     def variable_was_set(self, variable: Any, setter: weight_setters.Setter) -> None:
         """Warns as `weights_were_set`, unless the references come from the same file.
 
-        It is called for each variable that a model sets. It warns for the first variable only.
+        It is called for each variable that a model sets. It warns for the first variable only: a
+        variable that is set a second time is the first one of another call.
         """
         inside = _keras.layers.all_layers(setter.layer)
         if setter.loads and any(layer is self for layer in inside):
             return
-        if self._first_stale({id(weight) for weight in setter.layer.weights}) is variable:
-            self._warn()
+        if self._are_stale({id(variable)}):
+            if not self._set or id(variable) in self._set:
+                self._set.clear()
+                self._warn()
+            self._set.add(id(variable))
 
-    def _first_stale(self, ids: set[int]) -> Any:
-        """Returns the first of some variables with a copied reference, or None."""
-        for name, variable in self._starts.items():
-            if id(variable) in ids and bool(self._held[name].taken.read_value()):
-                return variable
-        return None
+    def _are_stale(self, ids: set[int]) -> bool:
+        """Returns True if one of some variables has a copied reference."""
+        return any(
+            id(variable) in ids and bool(self._held[name].taken.read_value())
+            for name, variable in self._starts.items()
+        )
 
     def _warn(self) -> None:
         warnings.warn(
@@ -99,6 +104,7 @@ class References(keras.layers.Layer):
 
     def reset(self) -> None:
         """Discards the copied references, and resets gains. The next training call copies again."""
+        self._set.clear()
         for name in self._starts:
             self._held[name].taken.assign(False)
         for gain in self._gained.values():

@@ -197,6 +197,22 @@ def test_one_warning_for_each_layer_with_mixout() -> None:
     assert messages(lambda: model.set_weights(values)) == []  # the next training call copies
 
 
+@pytest.mark.filterwarnings("ignore:A total of", "ignore:Could not load weights")
+def test_a_file_without_the_first_weight(tmp_path) -> None:
+    """Checks a warning although the first weight with a reference keeps its value."""
+
+    def make(size: int) -> keras.Model:
+        parts = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]
+        return keras.Sequential([keras.Input((size,)), *parts])
+
+    model = make(5)
+    tfwd.parametrize(model, {".*kernel": P.Mixout(RATE)}, in_place=True)
+    model(X, training=True)
+    make(7).save_weights(tmp_path / "other.weights.h5")
+    with pytest.warns(UserWarning, match="its Mixout still mixes"):
+        model.load_weights(tmp_path / "other.weights.h5", skip_mismatch=True)
+
+
 def test_copies_have_their_own_weights() -> None:
     """Checks that a copy of a weight or model assigns to itself only."""
     case = Case("sequential", 1.0)
