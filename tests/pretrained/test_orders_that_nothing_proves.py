@@ -306,6 +306,9 @@ def joined(first, second):
 
 
 MODELS |= {
+    "slopes of rows": lambda: sequential(
+        keras.Input((4, 4, 3)), conv2(4), layers.PReLU(shared_axes=[2, 3], name="f")
+    ),
     "a product with an input": lambda: of_image_and_vector(lambda a, b: layers.Dot(1)([a, b])),
     "a gate of an input": lambda: of_image_and_vector(lambda a, b: layers.Multiply()([a, b])),
     "a product of features that are joined in two orders": lambda: of_image_and_vector(
@@ -342,6 +345,8 @@ def kernel_of(made):
 
 def in_torch(kernel):
     """Returns the shape of PyTorch's tensor: outputs, inputs, positions."""
+    if kernel.shape[1:] == (1, 1):  # slopes of a PReLU
+        return (kernel.shape[0],)
     *positions, inputs, outputs = kernel.shape
     return (outputs, inputs, *positions)
 
@@ -352,7 +357,7 @@ def test_an_order_that_is_not_proven(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Calls, "need_numbers", True)
     kernel, key = kernel_of(made)
     saved(tmp_path, {key: RNG.normal(size=in_torch(kernel))})
-    mapping = {r"(.*/)?f/(.*/)?kernel": key}
+    mapping = {r"(.*/)?f/(.*/)?(kernel|alpha)": key}
     with pytest.raises(PlanError, match="PyTorch flattens channels first"):
         load(made, tmp_path, mapping=mapping, allow_missing=".*")
 

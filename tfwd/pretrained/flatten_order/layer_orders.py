@@ -25,6 +25,7 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownFeatureOrder,
     flattens_differently,
     is_flattened,
+    is_image,
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
@@ -110,6 +111,9 @@ class OrderRecorder:
             self.record(layer, "inputs", summed_features(layer, orders[0], shapes[0]))
         elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
             after = order_after(layer, order, shapes[0]) if order is not None else None
+            if isinstance(layer, keras.layers.PReLU) and _is_slope_per_position(layer, orders[0]):
+                reason = f"'{layer.name}' has a slope for each position of an image"
+                after = UnknownFeatureOrder(reason)
             self.record(layer, "inputs", after)  # type: ignore[arg-type]
         elif isinstance(layer, IMAGE_LAYERS) and not flattened:
             self.record(layer, "inputs", order_of_positions(layer, orders[0], shapes[0]))
@@ -230,3 +234,9 @@ class OrderRecorder:
             )
             if any(len(each) > is_kernel and each[axis] == math.prod(shape) for each in shapes):
                 self.record(owner, side, UnknownFeatureOrder(reason))
+
+
+def _is_slope_per_position(layer: keras.layers.PReLU, order: TensorOrder) -> bool:
+    """Returns True if the slopes of a layer on an image differ along one axis of positions."""
+    axes = [axis for axis, size in enumerate(layer.alpha.shape) if size != 1]
+    return is_image(order) and len(axes) == 1 and order[axes[0]] != 0  # type: ignore[index]
