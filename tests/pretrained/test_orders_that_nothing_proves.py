@@ -306,6 +306,9 @@ def joined(first, second):
 
 
 MODELS |= {
+    "features that become an image before a layer on its channels": lambda: sequential(
+        keras.Input((5,)), head(72), layers.Reshape((4, 6, 3)), layers.Dense(2)
+    ),
     "slopes of rows": lambda: sequential(
         keras.Input((4, 4, 3)), conv2(4), layers.PReLU(shared_axes=[2, 3], name="f")
     ),

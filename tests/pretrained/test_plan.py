@@ -255,3 +255,13 @@ def test_the_table(folder):
         "layer_0/kernel", "enc.0.weight", "transposed", "48 B",
     ]  # fmt: skip
     assert lines[-2:] == ["left out (1):", "  more"]
+
+
+@pytest.mark.parametrize(
+    ("flattened", "error"),
+    [(30, TypeError), ((5.0, 2, 3), TypeError), ("ab", TypeError), ((5, 0), ValueError)],
+)
+def test_shapes_of_a_key(flattened, error):
+    with pytest.raises(error, match=r"Key\('f', flattened=.*: give "):
+        Key("f", flattened=flattened)
+    assert Key("f", flattened=np.array([5, 2, 3])).flattened == (5, 2, 3)

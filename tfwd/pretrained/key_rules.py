@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -40,6 +41,10 @@ class Key:
         flattened: tuple of int. Shape in PyTorch of the tensor that is flattened before the layer,
             without the batch: (channels, height, width). Empty if PyTorch and Keras flatten the
             tensor in the same order. Default None: the model's graph decides.
+
+    Raises:
+        TypeError: If `flattened` is not a sequence of whole numbers.
+        ValueError: If `flattened` has a size below 1.
     """
 
     name: str
@@ -47,6 +52,18 @@ class Key:
     copies: tuple[str, ...] = ()
     transposed: bool | None = None
     flattened: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.flattened is None:
+            return
+        text = f"Key({self.name!r}, flattened={self.flattened!r})"
+        try:
+            sizes = tuple(map(operator.index, self.flattened))
+        except TypeError:
+            raise TypeError(f"{text}: give whole numbers, such as (64, 7, 7)") from None
+        if any(size < 1 for size in sizes):
+            raise ValueError(f"{text}: give sizes of at least 1")
+        object.__setattr__(self, "flattened", sizes)
 
 
 KeyMapping = Mapping[str, "str | Key"]

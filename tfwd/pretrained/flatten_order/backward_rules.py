@@ -40,6 +40,7 @@ from tfwd.pretrained.flatten_order.orders import (
     flattened_axes,
     is_flattened,
     is_image,
+    is_order_of_torch,
     is_vector,
     may_be_image,
 )
@@ -117,7 +118,9 @@ def required_input_order(
         if not shape:  # a size
             return None
         if len(shape) == 1 and len(result) > 1:
-            return flattened_order(required, result, layer.name)
+            # A layer on the last axis shows where PyTorch has the channels then, not before.
+            is_shown = len(result) < 3 or not is_order_of_torch(required)
+            return flattened_order(required if is_shown else None, result, layer.name)
         return reshaped_order(required, result, shape, layer.name)
     if isinstance(layer, keras.layers.Permute):
         if features is not None:
