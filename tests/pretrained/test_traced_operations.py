@@ -123,6 +123,18 @@ def test_a_table_of_positions(tmp_path):
     check(model, tokens.mean(1) @ weight["f.weight"].T, tmp_path, C, table, weight)
 
 
+def test_a_layer_on_constants(tmp_path):
+    """Checks a bias of channels that a `Dense` layer computes from numbers."""
+    weight = {"g.weight": RNG.normal(size=(5, 3))}
+
+    def call(m, x):
+        return m.f(tf.reshape(m.c(x) + m.g(tf.ones((1, 3))), (-1, 120)))
+
+    model = Model(call, c=conv(), g=head(5, "g"), f=head())
+    bias = weight["g.weight"].sum(1)[:, None, None]
+    check(model, flat(image() + bias) @ F["f.weight"].T, tmp_path, C, weight, F)
+
+
 class TorchFlatten(layers.Flatten):
     """A `Flatten` that has PyTorch's order."""
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import Graph, call_interception, in_order_of_inputs
+from tfwd.pretrained.flatten_order.layer_groups import has_image_layers
 from tfwd.pretrained.flatten_order.traced_operations import OperationRecorder
 
 _IDS = ("float32", "int32")  # Keras 3 does not store the dtype of inputs, which may be ids
@@ -116,8 +117,10 @@ def _traced(
     recorder = OperationRecorder(inputs, graph.captures)
     for call in calls.made:
         recorder.add_layer(*call)
-    results = recorder.tensors(outputs)
-    return Graph(inputs, results, recorder.nodes, calls.callers, recorder.reshaped)
+    results, callers = recorder.tensors(outputs), calls.callers
+    if not any(map(has_image_layers, recorder.on_constants)):  # otherwise they may make an image
+        callers += recorder.on_constants
+    return Graph(inputs, results, recorder.nodes, callers, recorder.reshaped)
 
 
 class _Calls:

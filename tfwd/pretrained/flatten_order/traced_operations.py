@@ -63,11 +63,13 @@ class OperationRecorder:
     Attributes:
         nodes: Operations and layers, as in `Graph.nodes`.
         reshaped: Ids of the handles of variables that are used after a reshape.
+        on_constants: Layers whose calls depend on no input.
     """
 
     def __init__(self, known: Iterable[tf.Tensor], captures: Iterable[tuple[Any, Any]]) -> None:
         self.nodes: list[Node] = []
         self.reshaped: set[int] = set()
+        self.on_constants: list[Any] = []
         self._known: dict[str, tf.Tensor] = {}
         self._visited: set[str] = set()
         self._handles = {inner.name: id(handle) for handle, inner in captures}
@@ -80,9 +82,11 @@ class OperationRecorder:
         axis of examples.
         """
         given = self.tensors(arguments)
-        if any(_name(tensor) in self._known for tensor in given):
-            self.nodes.append(Node(layer, given, list(results)))
-            self._add_results(results)
+        if not any(_name(tensor) in self._known for tensor in given):
+            self.on_constants.append(layer)
+            return
+        self.nodes.append(Node(layer, given, list(results)))
+        self._add_results(results)
 
     def tensors(self, needed: Sequence[Any]) -> list[Any]:
         """Adds the operations that tensors need. Returns the tensors as they are in `nodes`."""
