@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
-from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder, flattened_image
+from tfwd.pretrained.flatten_order.orders import flattened_image
 from tfwd.pretrained.flatten_order.propagation import orders_by_layer
 from tfwd.pretrained.key_rules import (
     FamilyRules,
@@ -211,14 +211,14 @@ class KeyMatching:
 def _orders_with_key(orders: LayerOrders | None, key: Key) -> LayerOrders:
     """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
 
-    An empty `flattened` also says that unknown outputs have PyTorch's order.
+    An empty `flattened` also says that the outputs have PyTorch's order, if nothing was flattened
+    before the layer.
     """
     orders = orders or LayerOrders()
     if key.flattened is None:
         return orders
     if not key.flattened and orders.inputs is None:
-        is_unknown = isinstance(orders.outputs, UnknownFeatureOrder)
-        return LayerOrders(None, None if is_unknown else orders.outputs)
+        return LayerOrders()
     return LayerOrders(flattened_image(tuple(key.flattened)), orders.outputs)
 
 

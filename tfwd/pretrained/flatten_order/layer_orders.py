@@ -13,6 +13,7 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import summed_features
 from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
 from tfwd.pretrained.flatten_order.layer_groups import (
+    FIRST_AXIS_LAYERS,
     IMAGE_LAYERS,
     ORDER_PRESERVING_LAYERS,
     recurrent_cells,
@@ -25,7 +26,7 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownFeatureOrder,
     flattens_differently,
     is_flattened,
-    is_image,
+    is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
@@ -86,6 +87,21 @@ class OrderRecorder:
             order = UnknownFeatureOrder("the model calls the layer on features in several orders")
         setattr(orders, side, order or before)
 
+    def share(self, holders: Sequence[Any]) -> None:
+        """Gives layers that hold the same variable the same orders.
+
+        Args:
+            holders: The layers. An order that is not recorded for all of them in the same way is
+                unknown.
+        """
+        found = [self._orders[id(layer)] for layer in holders if id(layer) in self._orders]
+        for side in ("inputs", "outputs") if found else ():
+            distinct = list(dict.fromkeys(getattr(orders, side) for orders in found))
+            unknown = UnknownFeatureOrder("several layers use it on features in several orders")
+            for layer in holders:
+                orders = self._orders.setdefault(id(layer), LayerOrders())
+                setattr(orders, side, distinct[0] if len(distinct) == 1 else unknown)
+
     def record_inputs(
         self, layer: keras.layers.Layer, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
     ) -> None:
@@ -111,8 +127,8 @@ class OrderRecorder:
             self.record(layer, "inputs", summed_features(layer, orders[0], shapes[0]))
         elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
             after = order_after(layer, order, shapes[0]) if order is not None else None
-            if isinstance(layer, keras.layers.PReLU) and _is_slope_per_position(layer, orders[0]):
-                reason = f"'{layer.name}' has a slope for each position of an image"
+            if _has_weights_per_position(layer, orders[0]):
+                reason = f"'{layer.name}' has a weight for each position of an image"
                 after = UnknownFeatureOrder(reason)
             self.record(layer, "inputs", after)  # type: ignore[arg-type]
         elif isinstance(layer, IMAGE_LAYERS) and not flattened:
@@ -178,16 +194,20 @@ class OrderRecorder:
             layers: Layers outside all graphs, or in a custom layer. One of them takes images.
             sizes: Sizes of the last axes of the tensors that these layers take.
         """
-        for layer in layers:
-            for owner in kernel_owners(layer):
-                reason = "the model does not show whether it flattens an image for this layer"
-                self.record(owner, "inputs", UnknownFeatureOrder(reason))
+        self.record_kernels(layers)
         for _, size in unexplained_inputs(layers, sizes):
             reason = f"the model does not show where the {size} features come from"
             self.record_beside(layers, size, reason)
         for layer in before_convolutions(layers):
             reason = "the model does not show whether it makes an image of these outputs"
             self.record(layer, "outputs", UnknownFeatureOrder(reason), is_backward=True)
+
+    def record_kernels(self, layers: Sequence[Any]) -> None:
+        """Records that a flattened image may be the input of any kernel of some layers."""
+        reason = "the model does not show whether it flattens an image for this layer"
+        for layer in layers:
+            for owner in kernel_owners(layer):
+                self.record(owner, "inputs", UnknownFeatureOrder(reason))
 
     def record_beside(self, layers: Sequence[Any], size: int, reason: str) -> None:
         """Records an unknown order for normalizations and tables that have a weight per feature.
@@ -236,7 +256,13 @@ class OrderRecorder:
                 self.record(owner, side, UnknownFeatureOrder(reason))
 
 
-def _is_slope_per_position(layer: keras.layers.PReLU, order: TensorOrder) -> bool:
-    """Returns True if the slopes of a layer on an image differ along one axis of positions."""
-    axes = [axis for axis, size in enumerate(layer.alpha.shape) if size != 1]
-    return is_image(order) and len(axes) == 1 and order[axes[0]] != 0  # type: ignore[index]
+def _has_weights_per_position(layer: Any, order: TensorOrder) -> bool:
+    """Returns True if the weights of a layer on an image differ along one axis of positions."""
+    if not isinstance(order, tuple) or is_order_of_torch(order):
+        return False
+    axes: list[int] = []
+    if isinstance(layer, keras.layers.PReLU):
+        axes = [axis for axis, size in enumerate(layer.alpha.shape) if size != 1]
+    elif isinstance(layer, FIRST_AXIS_LAYERS) and isinstance(layer.axis, int):
+        axes = [layer.axis - 1 if layer.axis > 0 else layer.axis]
+    return len(axes) == 1 and order[axes[0]] != 0

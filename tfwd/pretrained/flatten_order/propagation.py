@@ -75,19 +75,16 @@ class _Propagation:
         self._graphs_inside: list[tuple[str, Any, list[TensorOrder]]] = []
 
     def run(self, model: keras.layers.Layer) -> None:
+        everything = _keras.layers.all_layers(model)
         self._image_layers = image_layer_ids(model)
-        self._owners = {
-            id(part.handle): layer
-            for layer in _keras.layers.all_layers(model)
-            for weight in _keras.layers.held_weights(layer)
-            for variable in _keras.variables.tf_variables(weight)
-            for part in getattr(variable, "values", [variable])  # of each replica
-        }
+        holders = self._find_holders(everything)
         without_graph: list[Any] = []
         self._run_graphs(model, without_graph)
         unseen = [layer for layer in without_graph if id(layer) not in self._in_graphs]
+        is_shown = self._graphs.of_first_call(model) is not None
         for side, shape, reason in self._unseen_images(unseen):
-            self.recorder.record_unseen(side, shape, unseen, reason)
+            # Another method, or a branch of the call, may use the layers of the graph too.
+            self.recorder.record_unseen(side, shape, everything if is_shown else unseen, reason)
             if side == "inputs" and None not in shape:
                 self.recorder.record_beside(unseen, math.prod(shape), reason)
             if None not in shape and -1 not in shape:
@@ -95,6 +92,25 @@ class _Propagation:
         if self._image_layers or takes_image(model):
             sizes = {shape[-1] for shape in shapes_at_ends(model, self._graphs_inside) if shape}
             self.recorder.record_unexplained(unseen, sizes)
+        if is_shown and any(id(layer) in self._image_layers for layer in unseen):
+            self.recorder.record_kernels(everything)
+        for layers in holders:
+            self.recorder.share(layers)
+
+    def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:
+        """Finds the layers that hold each variable. Returns those of variables with several.
+
+        Args:
+            layers: All layers of the model.
+        """
+        holders: dict[int, list[Any]] = {}
+        for layer in layers:
+            for weight in _keras.layers.held_weights(layer):
+                holders.setdefault(id(weight), []).append(layer)
+                for variable in _keras.variables.tf_variables(weight):
+                    parts = getattr(variable, "values", [variable])  # of each replica
+                    self._owners.update((id(part.handle), layer) for part in parts)
+        return [found for found in holders.values() if len(found) > 1]
 
     def _run_graphs(self, layer: Any, without_graph: list[Any], is_inside: bool = False) -> None:
         """Runs through all graphs inside a layer, and collects the layers that have no graph.
