@@ -249,3 +249,14 @@ def test_logged_steps_that_are_not_checked(tmp_path):
     fit(make(), x, y, check)
     found, _ = scalars(tmp_path)
     assert sorted(found["abs_mean/output/first"]) == [1, 13, 22]
+
+
+def test_a_logged_step_of_a_later_fit(tmp_path):
+    """Checks that a step which is due, and is not checked, is logged in the next `fit`."""
+    x, y = data(7)
+    model = make()
+    check = FiniteCheck(log_dir=tmp_path, every_n_steps=7, log_every_n_steps=10)
+    for _ in range(5):
+        fit(model, x, y, check)
+    found, _ = scalars(tmp_path)
+    assert sorted(found["abs_mean/output/first"]) == [1, 15, 22]

@@ -307,3 +307,15 @@ def test_arguments_that_a_layer_refuses():
         else:
             assert report.sentence.startswith(said)
             assert [cause.name for cause in report.causes] == ["an argument that a layer refuses"]
+
+
+def test_probes_of_two_models():
+    """Checks that the second probes are an error, because only one can measure."""
+    models = [keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]) for _ in range(2)]
+    first, second = map(Probes, models)
+    message = "are open in this thread, and only one can measure"
+    with pytest.raises(RuntimeError, match=message), first, second:
+        pass
+    with second:
+        models[1](tf.ones((2, 3)))
+    assert second.report().first is None

@@ -11,7 +11,7 @@ from flattened_images import RNG, Chain, saved
 from stack_marks import IS_KERAS_2, needs_keras3
 from traced_images import ROWS, C, F, G, Model, X, check, conv, flat, head, image, point
 
-from tfwd.pretrained import PlanError, load
+from tfwd.pretrained import Key, PlanError, load
 
 layers = keras.layers
 
@@ -267,3 +267,86 @@ def test_a_model_on_two_replicas(tmp_path):
         model = Model(lambda m, x: m.f(tf.reshape(m.c(x), (-1, 120))), c=conv(), f=head())
         model(X)
     check(model, flat(image()) @ F["f.weight"].T, tmp_path, C, F)
+
+
+class Clip(keras.Model):
+    """A model with a head for features, or for an image that is optional."""
+
+    def __init__(self):
+        super().__init__()
+        self.g, self.c, self.f = head(120, "g"), conv(), head()
+
+    def call(self, rows, image=None):
+        features = self.g(rows)
+        if image is not None:
+            features = features + tf.reshape(self.c(image), (-1, 120))
+        return self.f(features)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_convolution_that_one_call_does_not_reach(is_first, tmp_path):
+    model = Clip()
+    model.c.build((None, 4, 6, 3))
+    if is_first:
+        model(ROWS, image=tf.constant(X))
+    else:
+        model(ROWS)
+    saved(tmp_path, F)
+    message = "f/kernel': .*PyTorch flattens channels first"
+    if is_first and IS_KERAS_2:  # which stores all arguments, and shows the sum
+        saved(tmp_path, {"g.weight": RNG.normal(size=(120, 7))})
+        message = "g/kernel': .* combines the outputs with flattened features"
+    with pytest.raises(PlanError, match=message):
+        load(model, tmp_path, mapping={"f": "f", "g": "g"}, allow_missing=".*")
+
+
+class Tied(layers.Dense):
+    """A `Dense` layer with the kernel of another one."""
+
+    def __init__(self, first, **kwargs):
+        super().__init__(4, use_bias=False, **kwargs)
+        self.first = first
+
+    def build(self, shape):
+        setattr(self, "kernel" if IS_KERAS_2 else "_kernel", self.first.kernel)
+        self.bias = None
+        self.built = True
+
+
+@pytest.mark.parametrize("is_functional", [True, False])
+def test_a_kernel_of_two_layers(is_functional, tmp_path):
+    """Checks a kernel that one layer needs for a flattened image, and another for features."""
+    one = head(4, "f")
+    one.build((None, 120))
+    other = Tied(one, name="other")
+    if is_functional:
+        inputs, rows = keras.Input((4, 6, 3)), keras.Input((120,))
+        model = keras.Model([inputs, rows], [other(rows), one(layers.Flatten()(conv()(inputs)))])
+    else:
+        model = Model(lambda m, x: m.o(x[1]) + m.f(tf.reshape(m.c(x[0]), (-1, 120))))
+        model.c, model.o, model.f = conv(), other, one
+        model([X, np.ones((2, 120), "float32")])
+    saved(tmp_path, F)
+    with pytest.raises(PlanError, match="several layers use it on features in several orders"):
+        load(model, tmp_path, mapping={"(other|f)/.*": "f.weight"}, allow_missing=".*")
+
+
+def test_a_kernel_of_spectral_normalization(tmp_path):
+    dense = layers.SpectralNormalization(layers.Dense(4, use_bias=False), name="f")
+    model = keras.Sequential([keras.Input((4, 6, 3)), conv(), layers.Flatten(), dense])
+    (kernel,) = (weight for weight in dense.weights if tuple(weight.shape) == (120, 4))
+    saved(tmp_path, C, F)
+    mapping = {"c": "c", "f/.*kernel": Key("f.weight", transposed=True)}
+    load(model, tmp_path, mapping=mapping, allow_missing=".*")
+    rows = F["f.weight"].reshape(4, 5, 24).swapaxes(1, 2).reshape(4, 120)
+    np.testing.assert_allclose(np.asarray(kernel), rows.T, rtol=1e-6)
+
+
+def test_the_mapping_says_that_outputs_have_pytorchs_order(tmp_path):
+    reshape = layers.Reshape((4, 6, 3))
+    model = keras.Sequential([keras.Input((7,)), head(72, "g"), reshape, conv()])
+    saved(tmp_path, C, G)
+    load(model, tmp_path, mapping={"c": "c", "g": Key("g", flattened=())})
+    made = np.moveaxis((ROWS @ G["g.weight"].T).reshape(2, 4, 6, 3), -1, 1)
+    expected = np.moveaxis(point(made), 1, -1)
+    np.testing.assert_allclose(model(ROWS), expected, rtol=1e-4, atol=1e-4)

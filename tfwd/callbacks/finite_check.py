@@ -178,6 +178,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._diagnosis: Diagnosis | None = None
         self._plain: Any = None
         self._log: Log | None = None
+        self._due: int | None = None  # number of the next step to log
         self._own: Any = None
         self._traced: Any = None  # the function that Keras traced for `_own`
         self._check_of: Any = None  # the training function that `_check` belongs to
@@ -201,7 +202,7 @@ class FiniteCheck(keras.callbacks.Callback):
             )
         if self._fitted is not model:
             self.reports, self.skipped, self.scaled_down = [], 0, 0
-            self._step, self._fitted = 0, model
+            self._step, self._fitted, self._due = 0, model, None
         self._past.clear()
         self._is_first = True
         self._policy = self._new_policy()
@@ -211,7 +212,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 None if path is None else _keras.own_path(path, model)
                 for path in (self.log_dir, self.plot)
             )
-            self._log = Log(model, log_dir, plot, self.log_every_n_steps)
+            self._log = Log(model, log_dir, plot, self.log_every_n_steps, self._due)
         self._own = replace_innermost(model, self._train)
         self._traced = _keras_training.replace_traced_function(model, None)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
@@ -269,6 +270,7 @@ class FiniteCheck(keras.callbacks.Callback):
             _keras_training.replace_traced_function(self.model, self._traced)
         if self._log is not None:
             self._log.close(self._step)
+            self._due = self._log.due
         self._log = self._own = self._traced = None
 
     def _end_interrupted_checks(self) -> None:

@@ -27,6 +27,9 @@ _KINDS = {
 }
 
 
+_here = threading.local()  # its attribute `open` is the name of the model whose probes are open
+
+
 class Probes:
     """Probes of layers' inputs and outputs, weights and gradients in a custom training loop.
 
@@ -60,6 +63,7 @@ class Probes:
         ValueError: If the model is not built; if `every_n_steps` is not a whole number of at least
             1; if all kinds of tensors are switched off; if a pattern is not a regular expression,
             or matches no layer and no weight.
+        RuntimeError: In `with`, if these or other probes are already open in the thread.
 
     Example:
     >>> import keras, tensorflow as tf
@@ -123,13 +127,20 @@ class Probes:
             raise RuntimeError(
                 "Probes: these probes are already open in this thread: close the outer `with` block"
             )
+        if getattr(_here, "open", None) is not None:
+            raise RuntimeError(
+                f"Probes: the probes of model '{_here.open}' are open in this thread, and only one "
+                "can measure: give Probes a model that contains both models, or close the outer "
+                "`with` block"
+            )
         watch = _ProbingWatch(self)
         self._local.open = watch.open()
         self._local.open.__enter__()
+        _here.open = self.model.name
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        opened, self._local.open = self._local.open, None
+        opened, self._local.open, _here.open = self._local.open, None, None
         opened.__exit__(*exception)
 
     def report(self, history: Sequence[Mapping[str, float]] = ()) -> Report:

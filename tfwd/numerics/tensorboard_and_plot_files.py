@@ -30,6 +30,10 @@ class Log:
         plot: path of a file for the plot of magnitudes, or None.
         every: int. Log one step in every N to TensorBoard, starting with the first. If that step is
             not checked, the next checked step is logged.
+        due: int. Number of the next step to log, from the log of an earlier training. Default None.
+
+    Attributes:
+        due: int. Number of the next step to log, or None before the first step.
     """
 
     def __init__(
@@ -38,9 +42,9 @@ class Log:
         log_dir: str | os.PathLike[str] | None,
         plot: str | os.PathLike[str] | None,
         every: int,
+        due: int | None = None,
     ):
-        self.plot, self._every = plot, every
-        self._due: int | None = None  # number of the next step to log
+        self.plot, self._every, self.due = plot, every, due
         self.magnitudes = Magnitudes()
         if plot is not None:
             try:
@@ -65,10 +69,10 @@ class Log:
     def before_step(self, batch: Any, step: int) -> None:
         """Logs the tensors of the next step to TensorBoard, if the step is due."""
         past = (step - 1) % self._every  # number of steps since one that is a multiple
-        if self._due is None:
-            self._due = step - past + self._every * (past > 0)
-        if self._info is not None and step >= self._due:
-            self._due = step - past + self._every
+        if self.due is None:
+            self.due = step - past + self._every * (past > 0)
+        if self._info is not None and step >= self.due:
+            self.due = step - past + self._every
             info, writer = self._info, self._writer
             self._safely(lambda: info.write(batch, writer, step))
 

@@ -24,7 +24,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
         model: a built model.
         x: a batch of inputs, as `fit` takes it.
         y: the labels, as `fit` takes them. Default None. Without labels, the loss is the sum of the
-            squares of all outputs.
+            squares of all outputs, also if the model has its own `compute_loss`.
         loss: the argument of `compile`: a Keras loss, its name, a function `(y_true, y_pred) ->
             values`, or a list or a dict of these, one for each output. `None` in it marks an output
             without a loss. Default None, for the loss and the loss_weights that the model was

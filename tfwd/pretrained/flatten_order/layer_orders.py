@@ -113,6 +113,7 @@ class OrderRecorder:
             shapes: Shapes of the inputs.
         """
         flattened: list[Any] = list(filter(is_flattened, orders))
+        name = layer.name
         order: FeatureOrder = None
         if flattened:
             is_same = len(set(flattened)) == 1 and len(flattened) == len(shapes)
@@ -128,8 +129,7 @@ class OrderRecorder:
         elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
             after = order_after(layer, order, shapes[0]) if order is not None else None
             if _has_weights_per_position(layer, orders[0]):
-                reason = f"'{layer.name}' has a weight for each position of an image"
-                after = UnknownFeatureOrder(reason)
+                after = UnknownFeatureOrder(f"'{name}' has a weight for each position of an image")
             self.record(layer, "inputs", after)  # type: ignore[arg-type]
         elif isinstance(layer, IMAGE_LAYERS) and not flattened:
             self.record(layer, "inputs", order_of_positions(layer, orders[0], shapes[0]))
