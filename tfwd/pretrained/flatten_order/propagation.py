@@ -121,7 +121,8 @@ class _Propagation:
             is_inside: bool. True if another layer without a graph contains the layer.
         """
         layer = unwrapped(layer)
-        graph, is_called = self._graphs.of_first_call(layer), id(layer) in self._in_graphs
+        is_called = id(layer) in self._in_graphs
+        graph = _keras.layers.graph(layer) if is_called else self._graphs.of_first_call(layer)
         if graph is not None and not is_called:
             beside = None
             if is_inside and self._image_layers - image_layer_ids(layer):
