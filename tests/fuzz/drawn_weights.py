@@ -143,7 +143,7 @@ def _wrong(elements, looks):
     for call, (a, b) in enumerate(looks):
         distance = np.abs(a[..., None] - np.array(scales)).min(-1).max(initial=0)
         # Of the raw weight 1 plus noise, in the weight's own precision.
-        if distance > (1e-5 if spread else 1e-6):
+        if distance > (1e-5 if spread else 1e-6) * scales[0]:  # each factor rounds once
             yield f"call {call}: a kept entry is not w / keep (off by {distance:.1e})"
         if spread == 0 and np.any(b):
             yield f"call {call}: an offset of {np.abs(b).max():.2g} where nothing adds noise"
