@@ -83,6 +83,7 @@ def summarize(tensor: Any) -> Summary:
 
     Raises:
         TypeError: If the tensor is not numeric.
+        tf.errors.UnimplementedError: If TensorFlow cannot cast the dtype, such as int4.
 
     Example:
         >>> import tensorflow as tf

@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 from finite_check_fits import fit, make
 from planted_nan_models import data, state
-from stack_marks import IS_KERAS_2, extended
+from stack_marks import IS_KERAS_2, extended, needs_keras3
 from tables_by_make_target import with_slow_rest
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
+from tfwd.optimizers import NonMonotonicASGD, NonMonotonicASGDCallback
 
 
 class Breaks(keras.callbacks.Callback):
@@ -284,3 +285,40 @@ def test_two_replicas_restore_the_last_epoch():
         model.fit(given.batch(8), **options, callbacks=[FiniteCheck("restore"), State()])
     for one, other in zip(*states, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def averaged(*, is_bad):
+    """Fits a model with NonMonotonicASGD. In the ninth epoch the first batch is bad, or absent.
+
+    A restore at the beginning of an epoch only leaves out the batch.
+    """
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype("float32")
+    y = x[:, :1]
+    epochs = []
+
+    def batches():
+        epochs.append(0)
+        for first in range(0, 40, 8):
+            is_special = len(epochs) == 9 and first == 0
+            if not is_special or is_bad:
+                yield x[first : first + 8] * (np.nan if is_special else 1), y[first : first + 8]
+
+    spec = (tf.TensorSpec((8, 5)), tf.TensorSpec((8, 1)))
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(1)])
+    sgd = keras.optimizers.SGD(0.05)
+    model.compile(NonMonotonicASGD(sgd, non_monotone_interval=1), "mse", run_eagerly=True)
+    callbacks = [FiniteCheck("restore", factor=1.0)] * is_bad
+    callbacks.append(NonMonotonicASGDCallback("val_loss"))
+    batched = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(batched, epochs=12, validation_data=(x, -y), verbose=0, callbacks=callbacks)
+    assert model.optimizer.triggered
+    return model.get_weights()
+
+
+@needs_keras3("fit with epochs of different lengths")
+def test_restore_of_averaged_weights():
+    for one, other in zip(averaged(is_bad=True), averaged(is_bad=False), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

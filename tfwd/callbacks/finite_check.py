@@ -75,7 +75,9 @@ class FiniteCheck(keras.callbacks.Callback):
             and the rate at the end of that epoch. Metrics are not restored: the metrics of an
             epoch include only its good steps. A bad step in the first epoch raises the error,
             because there is nothing to restore. If all steps of an epoch are bad, its metrics are
-            NaN for the callbacks after this one: give this callback first. Default "raise".
+            NaN for the callbacks after this one: give this callback first. "restore" must also come
+            before a callback that exchanges weights at the end of an epoch, such as Keras's
+            `SwapEMAWeights`. Otherwise it restores the exchanged weights. Default "raise".
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
             steps are Keras's own steps, without a check and its cost. They may make weights
             non-finite. Default 1.

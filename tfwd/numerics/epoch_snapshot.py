@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_policy import BadStepPolicy
 from tfwd.numerics.checked_step import not_finite, tracked
@@ -59,6 +60,11 @@ class EpochSnapshot:
         """
         before = [wrapped_optimizers.initial_rate(leaf) for leaf, _ in self._rates]
         factor = self._policy.leave_behind()
+        for optimizer in _keras_training.optimizers(self._model):
+            for one in wrapped_optimizers.chain(optimizer):
+                # At the end of an epoch, the averages of NonMonotonicASGD may be in the model.
+                if getattr(one, "exchanged", False):
+                    one.exchange()
         for (leaf, stored), rate in zip(self._rates, before, strict=True):
             lower = stored * factor
             if math.isfinite(rate):  # it includes the factors of earlier restores
