@@ -59,11 +59,12 @@ def listen(variable: Any, listener: Listener) -> None:
 @contextlib.contextmanager
 def told() -> Iterator[None]:
     """Marks a body in which all listeners already know about new weights."""
+    before = are_told()
     _local.told = True
     try:
         yield
     finally:
-        _local.told = False
+        _local.told = before
 
 
 def are_told() -> bool:

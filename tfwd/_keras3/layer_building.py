@@ -88,7 +88,7 @@ def call_signature(layer: keras.Layer) -> tuple[tuple, dict[str, Any]] | None:
     if config.get("input_shape") is not None:
         return (_specs(config["input_shape"]),), {}
     shapes = config.get("shapes_dict") or {}
-    # The names are those of the arguments, with an ending.
+    # Each name is the name of an argument, followed by an ending.
     named = {name.rpartition("_")[0]: shape for name, shape in shapes.items() if shape}
     return ((), {name: _specs(shape) for name, shape in named.items()}) if named else None
 

@@ -87,8 +87,8 @@ class FiniteCheck(keras.callbacks.Callback):
             the absolute mean of each output, weight and gradient, the percentage of zeros, and the
             ratio of update to weight. It also writes histograms. For these numbers the batch runs
             once more. With `every_n_steps`, the next checked step is logged. On several replicas
-            the numbers are those of the first replica. Its loss is divided by the number of
-            replicas. Default None.
+            the numbers belong to the first replica. The loss of a replica is divided by the
+            number of replicas. Default None.
         plot: path of a file (`.png`, `.svg`, ..), or None. The plot shows tensors by steps. The
             color is log10 of the largest absolute value. The plot is drawn at the end of training
             and after each bad step. With `plot` or `log_dir`, each step reads each tensor once

@@ -66,7 +66,7 @@ class DebugInfo:
         """
         outcome = self._step(data)
         pairs = list(zip(outcome.frames, outcome.found[0], strict=True))
-        # A loss scale is a factor of the gradients of outputs, but not of those of weights.
+        # Gradients of outputs contain the loss scale. Gradients of weights do not contain it.
         scales = [found.abs_mean for frame, found in pairs if frame.kind == "loss scale"] or [1.0]
         with writer.as_default(step=step):
             for frame, found in pairs:

@@ -50,9 +50,9 @@ from tfwd.pretrained.flatten_order.orders import (
 from tfwd.pretrained.flatten_order.reshape_rules import (
     flattened_order,
     order_across_examples,
+    order_after_reshape,
     order_of_axes,
     permuted_order,
-    reshaped_order,
 )
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
@@ -111,9 +111,7 @@ def output_order(
     if isinstance(layer, keras.layers.RepeatVector) and has_flattened:
         return order
     if is_reshape(layer):
-        if len(result) == 1:
-            return flattened_order(order, shape, layer.name)
-        return reshaped_order(order, shape, result, layer.name)
+        return order_after_reshape(order, shape, result, layer.name)
     if isinstance(layer, keras.layers.Permute):
         if has_flattened:
             return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")

@@ -33,7 +33,7 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     before_convolutions,
     kernel_owners,
     outside_graphs,
-    unexplained_inputs,
+    unexplained_sizes,
     unseen_images,
 )
 
@@ -195,7 +195,7 @@ class OrderRecorder:
             sizes: Sizes of the last axes of the tensors that these layers take.
         """
         self.record_kernels(layers)
-        for _, size in unexplained_inputs(layers, sizes):
+        for size in unexplained_sizes(layers, sizes):
             reason = f"the model does not show where the {size} features come from"
             self.record_beside(layers, size, reason)
         for layer in before_convolutions(layers):

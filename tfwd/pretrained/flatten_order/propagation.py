@@ -98,7 +98,7 @@ class _Propagation:
             self.recorder.share(layers)
 
     def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:
-        """Finds the layers that hold each variable. Returns those of variables with several.
+        """Finds the layers that hold each variable. Returns them for shared variables only.
 
         Args:
             layers: All layers of the model.

@@ -170,10 +170,10 @@ def order_of_axes(
         name: str. Name of the operation.
     """
     if is_flattened(order):
-        is_kept = axes[-1:] == (len(shape) - 1,) and len(axes) < len(shape)
-        is_kept = is_kept and result[-1] == shape[-1]  # it acts on other axes
         if result[-1:] == (1,):
             return None
+        is_last_kept = axes[-1:] == (len(shape) - 1,) and result[-1] == shape[-1]
+        is_kept = is_last_kept and len(axes) < len(shape)  # it acts on other axes
         return order if is_kept else UnknownFeatureOrder(f"'{name}' changes flattened features")
     if len(result) < 2 or is_vector(result):
         return None
@@ -204,18 +204,18 @@ def order_across_examples(
         return order if is_kept else UnknownFeatureOrder(f"'{name}' moves flattened features")
     if reshapes and None not in (*shape, *result):
         if math.prod(shape) == math.prod(result[1:]):
-            return with_time(_reshaped(order, shape, result[1:], name))
+            return with_time(order_after_reshape(order, shape, result[1:], name))
         if shape[1:] == result and not isinstance(order, UnknownAxisOrder):
             return without_time(order)
         is_by_time = order is None or (isinstance(order, tuple) and order[0] == 0)
         if math.prod(shape[1:]) == math.prod(result) and is_by_time:
-            return _reshaped(without_time(order), shape[1:], result, name)
+            return order_after_reshape(without_time(order), shape[1:], result, name)
     reason = f"'{name}' moves the axis of the examples"
     is_kept = len(result) > 1 and result[-1] is not None and result[-1:] == shape[-1:]
     return UnknownAxisOrder(reason) if is_kept else UnknownFeatureOrder(reason)
 
 
-def _reshaped(order: TensorOrder, shape: Shape, result: Shape, name: str) -> TensorOrder:
+def order_after_reshape(order: TensorOrder, shape: Shape, result: Shape, name: str) -> TensorOrder:
     """Returns the order after a reshape of each example."""
     if len(result) == 1:
         return flattened_order(order, shape, name)

@@ -38,7 +38,7 @@ def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = 
     Args:
         layer: Layer that `is_traceable`.
         call: Arguments of the call, with a symbolic tensor or a `tf.TensorSpec` for each tensor.
-            Default None: those of the layer's first call.
+            Default None: the arguments of the layer's first call.
         tensors: The tensors in `call` that are the inputs of the graph, in their order. Default:
             all tensors except masks.
     """

@@ -45,24 +45,21 @@ def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, S
     return found
 
 
-def unexplained_inputs(layers: Sequence[Any], sizes: set[int]) -> Iterator[tuple[Any, int]]:
-    """Yields the kernels whose number of inputs is not the size of an earlier layer's outputs.
+def unexplained_sizes(layers: Sequence[Any], sizes: set[int]) -> Iterator[int]:
+    """Yields the numbers of inputs of kernels that no earlier layer has as outputs.
 
-    Their inputs may be a flattened image, also if a function flattens it.
+    The inputs may be a flattened image, also if a function flattens it.
 
     Args:
         layers: Layers outside all graphs, or in a custom layer, in the order of their creation.
         sizes: Further sizes of tensors that a kernel may take.
-
-    Yields:
-        The layer that owns the kernel, and the number of inputs.
     """
     known, last_image = {1, *sizes}, set[int]()
     for layer in layers:
         for owner in kernel_owners(layer):
             size = int(owner.kernel.shape[0])
             if size not in known | last_image:
-                yield owner, size
+                yield size
         if isinstance(layer, IMAGE_LAYERS):  # the channels of earlier images are not flattened
             sizes_now = _output_sizes(layer)  # two poolings may be joined
             last_image = {k * size for size in sizes_now for k in (1, 2)} or last_image
@@ -74,7 +71,7 @@ def before_convolutions(layers: Sequence[Any]) -> Iterator[Any]:
     """Yields the `Dense` layers before a convolution, whose outputs may be reshaped to an image.
 
     Args:
-        layers: As in `unexplained_inputs`.
+        layers: As in `unexplained_sizes`.
     """
     convolutions = [i for i, layer in enumerate(layers) if isinstance(layer, IMAGE_LAYERS)]
     for layer in layers[: max(convolutions, default=0)]:
