@@ -287,38 +287,87 @@ def test_two_replicas_restore_the_last_epoch():
         np.testing.assert_array_equal(one, other)
 
 
-def averaged(*, is_bad):
-    """Fits a model with NonMonotonicASGD. In the ninth epoch the first batch is bad, or absent.
+# An optimizer that averages weights, and the callback that exchanges them between epochs.
+AVERAGES = {
+    "NonMonotonicASGD": (
+        lambda: NonMonotonicASGD(keras.optimizers.SGD(0.05), non_monotone_interval=1),
+        lambda: NonMonotonicASGDCallback("val_loss"),
+    ),
+    "SwapEMAWeights": (
+        lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9),
+        lambda: keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+    ),
+}
+
+
+def fit_bad_batches(make_optimizer, make_callbacks, *, bad_epochs=(), **options):
+    """Fits a model. The first batch of some epochs is bad, or absent without a `FiniteCheck`.
 
     A restore at the beginning of an epoch only leaves out the batch.
     """
     x = np.random.default_rng(0).normal(size=(40, 5)).astype("float32")
     y = x[:, :1]
+    callbacks = make_callbacks()
+    is_checked = any(isinstance(callback, FiniteCheck) for callback in callbacks)
     epochs = []
 
     def batches():
         epochs.append(0)
         for first in range(0, 40, 8):
-            is_special = len(epochs) == 9 and first == 0
-            if not is_special or is_bad:
+            is_special = len(epochs) in bad_epochs and first == 0
+            if not is_special or is_checked:
                 yield x[first : first + 8] * (np.nan if is_special else 1), y[first : first + 8]
 
     spec = (tf.TensorSpec((8, 5)), tf.TensorSpec((8, 1)))
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(1)])
-    sgd = keras.optimizers.SGD(0.05)
-    model.compile(NonMonotonicASGD(sgd, non_monotone_interval=1), "mse", run_eagerly=True)
-    callbacks = [FiniteCheck("restore", factor=1.0)] * is_bad
-    callbacks.append(NonMonotonicASGDCallback("val_loss"))
+    model.compile(make_optimizer(), "mse", run_eagerly=True)
     batched = tf.data.Dataset.from_generator(batches, output_signature=spec)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model.fit(batched, epochs=12, validation_data=(x, -y), verbose=0, callbacks=callbacks)
-    assert model.optimizer.triggered
-    return model.get_weights()
+        model.fit(batched, validation_data=(x, -y), verbose=0, callbacks=callbacks, **options)
+    return model
 
 
 @needs_keras3("fit with epochs of different lengths")
-def test_restore_of_averaged_weights():
-    for one, other in zip(averaged(is_bad=True), averaged(is_bad=False), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+@pytest.mark.parametrize("is_first", [True, False], ids=["check_first", "check_last"])
+@pytest.mark.parametrize("averages", AVERAGES)
+def test_restore_of_averaged_weights(averages, is_first):
+    make_optimizer, make_callback = AVERAGES[averages]
+
+    def checked():
+        check = FiniteCheck("restore", factor=1.0)
+        return [check, make_callback()][:: 1 if is_first else -1]
+
+    for bad in (9,), (2, 9, 10):
+        options = {"bad_epochs": bad, "epochs": 12}
+        ours = fit_bad_batches(make_optimizer, checked, **options)
+        plain = fit_bad_batches(make_optimizer, lambda: [make_callback()], **options)
+        for one, other in zip(state(ours), state(plain), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@needs_keras3("fit with epochs of different lengths")
+def test_restore_before_an_optimizer_has_a_best_loss():
+    """Checks that an optimizer may have infinite variables, such as the best loss so far."""
+    optimizer = NonMonotonicASGD(keras.optimizers.SGD(0.05), non_monotone_interval=5)
+
+    def checked():
+        return [FiniteCheck("restore"), NonMonotonicASGDCallback("val_loss")]
+
+    model = fit_bad_batches(lambda: optimizer, checked, bad_epochs=[2], epochs=2)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
+
+
+def test_restore_keeps_what_a_callback_sets_for_an_epoch():
+    """Checks that a variable that a callback sets at the beginning of an epoch is not reset."""
+
+    class Penalty(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.get_layer("last").bias.assign([10.0 * epoch])
+
+    x, y = data(4)
+    model = make(optimizer=keras.optimizers.SGD(0.0))
+    with pytest.warns(UserWarning, match="restored the end of the last epoch"):
+        fit(model, x, y, FiniteCheck("restore"), Penalty(), Breaks(1, 1), epochs=2)
+    np.testing.assert_array_equal(model.get_layer("last").bias.numpy(), [10.0])

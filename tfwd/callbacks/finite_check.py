@@ -20,12 +20,12 @@ from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
 from tfwd.numerics.bad_step_report import NonFiniteError, Report
 from tfwd.numerics.causes.evidence import STEP
-from tfwd.numerics.checked_step import CheckedStep, Outcome, not_finite, plain_step
+from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.leaf_optimizers import non_finite, non_finite_slots
+from tfwd.numerics.leaf_optimizers import non_finite_paths
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
@@ -71,13 +71,14 @@ class FiniteCheck(keras.callbacks.Callback):
         action: str. Reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
             continues with the next batch. "restore" restores the weights, the optimizer's state and
             all other variables from the end of the last epoch, and continues with the next batch.
-            The new learning rate is `factor` times the lower of two rates: the rate of the step
-            and the rate at the end of that epoch. Metrics are not restored: the metrics of an
-            epoch include only its good steps. A bad step in the first epoch raises the error,
-            because there is nothing to restore. If all steps of an epoch are bad, its metrics are
-            NaN for the callbacks after this one: give this callback first. "restore" must also come
-            before a callback that exchanges weights at the end of an epoch, such as Keras's
-            `SwapEMAWeights`. Otherwise it restores the exchanged weights. Default "raise".
+            The values are stored when all callbacks have begun the next epoch. A callback such as
+            Keras's `SwapEMAWeights`, which exchanges weights between epochs, may therefore be
+            anywhere in the list of callbacks. The new learning rate is `factor` times the lower of
+            two rates: the rate of the step and the rate at the end of that epoch. Metrics are not
+            restored: the metrics of an epoch include only its good steps. A bad step in the first
+            epoch raises the error, because there is nothing to restore. If all steps of an epoch
+            are bad, its metrics are NaN for the callbacks after this one: give this callback first.
+            Default "raise".
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
             steps are Keras's own steps, without a check and its cost. They may make weights
             non-finite. Default 1.
@@ -237,7 +238,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._epoch_number = epoch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stores the state at the end of the epoch, for "restore".
+        """Stores the learning rates at the end of the epoch, for "restore".
 
         If all steps of an epoch are bad, its loss is set to NaN. Keras would report 0, the best
         possible loss.
@@ -245,7 +246,7 @@ class FiniteCheck(keras.callbacks.Callback):
         steps, bad = self._steps_of_epoch()
         if bad < steps or not bad:
             if self._snapshot is not None:
-                self._snapshot.take()
+                self._snapshot.end_epoch()
             return
         if logs:
             metrics = {*self.model.get_metrics_result(), *(self._logs or ())}
@@ -291,6 +292,8 @@ class FiniteCheck(keras.callbacks.Callback):
             own = self._own
             self._put_back()
             return own(iterator)
+        if self._snapshot is not None:
+            self._snapshot.begin_step()
         logs: Any = None
         spec = getattr(iterator, "element_spec", None)
         steps = _keras_training.steps_per_execution(self.model)
@@ -326,7 +329,7 @@ class FiniteCheck(keras.callbacks.Callback):
         assert self._check is not None
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
-        if self._is_first and self.model.built and not self._begins_finite():
+        if self._is_first and self.model.built and non_finite_paths(self.model):
             return self._act(self._diagnose(batch))  # also finds weights that steps do not check
         outcome = self._check(batch, spec)
         if self._is_first:
@@ -367,10 +370,6 @@ class FiniteCheck(keras.callbacks.Callback):
     def _checked_step(self, exact: bool = False) -> CheckedStep:
         logs = self._log is not None
         return CheckedStep(self.model, exact=exact, tells_largest=logs, ignores=self._ignores)
-
-    def _begins_finite(self) -> bool:
-        """Returns True if the weights and the optimizer's variables are finite."""
-        return not non_finite(self.model.weights) and not non_finite_slots(self.model)
 
     def _diagnose(self, batch: Any) -> Report:
         if self._diagnosis is None:
@@ -448,7 +447,7 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _weights_now(self) -> str:
         """Describes the state of the weights after a failed training."""
-        lost = not_finite(self.model)
+        lost = non_finite_paths(self.model)
         if not lost:
             return "The weights have their values from before the step."
         names = ", ".join(f"'{path}'" for path in lost[:3])

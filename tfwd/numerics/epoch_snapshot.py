@@ -1,4 +1,4 @@
-"""Stores the state at the end of the last epoch, for `FiniteCheck(action="restore")`."""
+"""Stores the state after the last epoch, for `FiniteCheck(action="restore")`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_policy import BadStepPolicy
-from tfwd.numerics.checked_step import not_finite, tracked
-from tfwd.numerics.leaf_optimizers import leaf_optimizers
+from tfwd.numerics.checked_step import tracked
+from tfwd.numerics.leaf_optimizers import leaf_optimizers, non_finite_paths
 
 
 class EpochSnapshot:
-    """Snapshot of all variables of a model and its optimizers at an epoch's end, without metrics.
+    """Snapshot of all variables of a model and its optimizers between two epochs, without metrics.
+
+    The snapshot is taken just before the first step of the next epoch. All callbacks have then put
+    the trained weights back, in any order of the callbacks. `SwapEMAWeights` exchanges them with
+    averages for the end of an epoch.
 
     Args:
         model: the compiled model.
@@ -29,7 +32,8 @@ class EpochSnapshot:
 
     def __init__(self, model: keras.Model, policy: BadStepPolicy):
         self._model, self._policy = model, policy
-        self._rates: list[tuple[Any, float]] = []  # optimizers with their learning rates
+        self._rates: list[tuple[Any, float]] = []  # optimizers with their rates in the snapshot
+        self._next_rates: list[tuple[Any, float]] | None = None  # if an epoch has ended
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
                 raise ValueError(
@@ -38,12 +42,17 @@ class EpochSnapshot:
                     "a schedule: give the optimizer a number, or use action='skip'"
                 )
 
-    def take(self) -> None:
-        """Takes a snapshot, if the weights and the optimizers' variables are finite.
+    def end_epoch(self) -> None:
+        """Stores the learning rates of the epoch. The next step takes a snapshot."""
+        self._next_rates = [(x, wrapped_optimizers.initial_rate(x)) for x in self._leaves()]
+
+    def begin_step(self) -> None:
+        """Takes a snapshot before the first step after `end_epoch`, if the variables are finite.
 
         An unchecked step may have made them non-finite. The previous snapshot is then kept.
         """
-        if not_finite(self._model):
+        rates, self._next_rates = self._next_rates, None
+        if rates is None or non_finite_paths(self._model):
             return
         metrics = {
             id(_keras.variables.tf_variable(variable))
@@ -51,7 +60,7 @@ class EpochSnapshot:
             for variable in metric.variables
         }
         self._policy.store(v for v in tracked(self._model) if id(v) not in metrics)
-        self._rates = [(x, wrapped_optimizers.initial_rate(x)) for x in self._leaves()]
+        self._rates = rates
 
     def restore(self) -> str:
         """Restores the snapshot, and lowers the learning rates. Returns the rates as text.
@@ -60,11 +69,6 @@ class EpochSnapshot:
         """
         before = [wrapped_optimizers.initial_rate(leaf) for leaf, _ in self._rates]
         factor = self._policy.leave_behind()
-        for optimizer in _keras_training.optimizers(self._model):
-            for one in wrapped_optimizers.chain(optimizer):
-                # At the end of an epoch, the averages of NonMonotonicASGD may be in the model.
-                if getattr(one, "exchanged", False):
-                    one.exchange()
         for (leaf, stored), rate in zip(self._rates, before, strict=True):
             lower = stored * factor
             if math.isfinite(rate):  # it includes the factors of earlier restores

@@ -22,6 +22,12 @@ def leaf_optimizers(model: keras.Model) -> list[Any]:
     return [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
 
 
+def non_finite_paths(model: keras.Model) -> list[str]:
+    """Returns the paths of the non-finite weights and of `non_finite_slots`."""
+    variables = [*non_finite(model.weights), *non_finite_slots(model)]
+    return list(dict.fromkeys(map(_keras.variables.path, variables)))
+
+
 def non_finite_slots(model: keras.Model) -> list[Any]:
     """Returns the variables of the innermost optimizers that are not finite, such as momentum.
 

@@ -1,4 +1,4 @@
-"""Variables of a model, its metrics and its optimizers, and the check that they are finite."""
+"""Lists the variables of a model, its metrics and its optimizers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.numerics.leaf_optimizers import non_finite
 
 
 def tracked(model: keras.Model) -> list[tf.Variable]:
@@ -19,16 +18,6 @@ def tracked(model: keras.Model) -> list[tf.Variable]:
     found += [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
     plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
     return list({id(variable): variable for variable in plain}.values())
-
-
-def not_finite(model: keras.Model) -> list[str]:
-    """Returns the paths of the non-finite weights and optimizer variables."""
-    states = [
-        _keras_training.optimizer_state(optimizer)
-        for optimizer in _keras_training.optimizers(model)
-    ]
-    variables = [*model.weights, *(variable for state in states for variable in state)]
-    return list(dict.fromkeys(map(_keras.variables.path, non_finite(variables))))
 
 
 def variables_in(*objects: Any) -> list[tf.Variable]:
