@@ -13,8 +13,7 @@ _REDUCTIONS = ("Mean", "Sum", "Prod", "Max", "Min", "All", "Any", "EuclideanNorm
 def axes_of_result(operation: tf.Operation) -> Axes | None:
     """Returns the axis of the first input that each axis of the result was; -1 for a new axis.
 
-    The axes do not include the first axis, which is the batch. None if the operation is not known,
-    or if it changes the first axis.
+    The first axis is the batch. None if the operation is not known.
     """
     rank = operation.inputs[0].shape.rank
     if operation.type in _SAME:
@@ -26,11 +25,11 @@ def axes_of_result(operation: tf.Operation) -> Axes | None:
         axes = _after_slice(operation, rank) if steps and min(steps) > 0 else None
     elif operation.type == "Transpose":
         axes = _constant(operation.inputs[1])
+    elif operation.type == "Unpack":
+        axes = [axis for axis in range(rank) if axis != operation.get_attr("axis") % rank]
     else:
         return None
-    if axes is None or axes[:1] != [0]:
-        return None
-    return tuple(axis - 1 if axis > 0 else axis for axis in axes[1:])
+    return None if axes is None else tuple(axes)
 
 
 def _constant(tensor: tf.Tensor) -> list[int] | None:

@@ -66,9 +66,7 @@ def required_input_order(
     """
     features: Any = required if is_flattened(required) else None
     if changes_examples(layer, shape, result):
-        return order_across_examples(
-            required, result, shape, layer.name, reshapes=is_reshape(layer)
-        )
+        return order_across_examples(required, result, shape, layer)
     if isinstance(layer, TracedOperation) and layer.axes is not None and features is None:
         if is_vector(result):
             return None

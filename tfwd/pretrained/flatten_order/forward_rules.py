@@ -72,9 +72,7 @@ def output_order(
     has_flattened = any(map(is_flattened, orders))
     if changes_examples(layer, shape, result):
         flattened = next(filter(is_flattened, orders), order)
-        return order_across_examples(
-            flattened, shape, result, layer.name, reshapes=is_reshape(layer)
-        )
+        return order_across_examples(flattened, shape, result, layer)
     if isinstance(layer, TracedOperation) and layer.is_dense:
         return _dense_output_order(layer, order, shape, result)
     if isinstance(layer, TracedOperation) and layer.axes is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from tfwd.pretrained.flatten_order.layer_groups import is_reshape
 from tfwd.pretrained.flatten_order.orders import (
     AxisOrder,
     FlattenedAxes,
@@ -21,6 +23,7 @@ from tfwd.pretrained.flatten_order.orders import (
     is_vector,
 )
 from tfwd.pretrained.flatten_order.time_steps import with_time, without_time
+from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
 
 def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> TensorOrder:
@@ -187,7 +190,7 @@ def order_of_axes(
 
 
 def order_across_examples(
-    order: TensorOrder, shape: Shape, result: Shape, name: str, *, reshapes: bool
+    order: TensorOrder, shape: Shape, result: Shape, layer: Any
 ) -> TensorOrder:
     """Returns the order of a tensor after an operation that changes the number of examples.
 
@@ -196,9 +199,9 @@ def order_across_examples(
     Args:
         order: Order of the tensor before the operation.
         shape, result: Shapes of an example before and after the operation.
-        name: str. Name of the operation.
-        reshapes: bool. True if the operation only changes the shape.
+        layer: The operation or layer.
     """
+    name, reshapes = layer.name, is_reshape(layer)
     if is_flattened(order):
         is_kept = reshapes and None not in shape[-1:] and shape[-1:] == result[-1:]
         return order if is_kept else UnknownFeatureOrder(f"'{name}' moves flattened features")
@@ -210,6 +213,9 @@ def order_across_examples(
         is_by_time = order is None or (isinstance(order, tuple) and order[0] == 0)
         if math.prod(shape[1:]) == math.prod(result) and is_by_time:
             return order_after_reshape(without_time(order), shape[1:], result, name)
+    is_same = order is None or is_order_of_torch(order)
+    if is_same and isinstance(layer, TracedOperation) and layer.keeps_last_axis and result[1:]:
+        return None  # as in attention that moves queries, keys and values to the first axis
     reason = f"'{name}' moves the axis of the examples"
     is_kept = len(result) > 1 and result[-1] is not None and result[-1:] == shape[-1:]
     return UnknownAxisOrder(reason) if is_kept else UnknownFeatureOrder(reason)

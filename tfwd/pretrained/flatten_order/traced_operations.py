@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd._keras import Node
-from tfwd.pretrained.flatten_order.axes_of_operations import axes_of_result
+from tfwd.pretrained.flatten_order.axes_of_operations import Axes, axes_of_result
 
 # These operations depend on the shape of their inputs, but not on the entries.
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
@@ -33,8 +33,10 @@ class TracedOperation:
         variables: tuple of int. Ids of the handles of the variables that the operation reads.
         is_dense: bool. True for a product of the last axis of the only input with a matrix.
         axes: tuple of int. For each axis of the result, the axis of the only input that it was, or
-            -1 for a new axis. None if the operation moves entries between axes. Both without the
-            axis of the examples.
+            -1 for a new axis. None if the operation moves entries between axes or moves the axis of
+            the examples, which is not counted here.
+        keeps_last_axis: bool. True if the last axis of the result is the last axis of the only
+            input, also if the axis of the examples moves.
         table_axes: int. Largest number of axes with several entries of a constant or weight in the
             operation. A weight per position has two or more.
     """
@@ -46,6 +48,7 @@ class TracedOperation:
     variables: tuple[int, ...]
     is_dense: bool
     axes: tuple[int, ...] | None
+    keeps_last_axis: bool
     table_axes: int
 
 
@@ -127,6 +130,7 @@ class OperationRecorder:
             return
         first = {_first_size(tensor) for tensor in (*arguments, *results)}
         constants = [tensor for tensor in inputs if tensor.name not in self._known]
+        axes = axes_of_result(operation) if len(arguments) == 1 else None
         traced = TracedOperation(
             symbol=_symbol(operation.type),
             name=operation.name,
@@ -134,7 +138,8 @@ class OperationRecorder:
             moves_examples=len(first) > 1 or None in first,
             variables=tuple(v for tensor in constants for v in self._variables(tensor)),
             is_dense=_is_dense(operation, inputs, arguments),
-            axes=axes_of_result(operation) if len(arguments) == 1 else None,
+            axes=_axes_of_example(axes),
+            keeps_last_axis=bool(axes) and axes[-1] == arguments[0].shape.rank - 1,
             table_axes=max((_axes_with_entries(tensor) for tensor in constants), default=0),
         )
         self.nodes.append(Node(traced, arguments, list(results)))
@@ -161,6 +166,13 @@ class OperationRecorder:
             if tensor.shape.rank is None:
                 raise UnknownShape(f"{tensor.name} has an unknown number of axes")
             self._known[_name(tensor)] = tensor
+
+
+def _axes_of_example(axes: Axes | None) -> Axes | None:
+    """Returns axes without the first, which is the axis of the examples; None if it moves."""
+    if axes is None or axes[:1] != (0,):
+        return None
+    return tuple(axis - 1 if axis > 0 else axis for axis in axes[1:])
 
 
 def _symbol(kind: str) -> str:
