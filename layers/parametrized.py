@@ -41,12 +41,13 @@ class Parametrized(WeightPerturbationMixin, _keras.layer_wrappers.Wraps, keras.l
             would draw at every step. An RNN cell cannot be wrapped (wrap its `RNN`).
         parametrizations: A parametrization for the default weights, as in `WeightDropout`. Or a
             dict from a pattern to a parametrization. A pattern is a regular expression. It must
-            match a weight's full path, or its last components. If several patterns match, the first
-            one applies. Some weights are never trained, such as moving means. A pattern matches
-            such a weight only if it ends in the weight's own name, as `moving_mean` does. Weights
-            of a frozen layer are matched as usual. The pattern "all" stands for `.*`, every trained
-            weight. Write "(all)" for a weight of this name. A weight that no key matches is not
-            parametrized. (Other functions call such patterns `include`.)
+            match a weight's full path, or its last components. A pattern that begins with `/` must
+            match the full path. If several patterns match, the first one applies. Some weights are
+            never trained, such as moving means. A pattern matches such a weight only if it ends in
+            the weight's own name, as `moving_mean` does. Weights of a frozen layer are matched as
+            usual. The pattern "all" stands for `.*`, every trained weight. Write "(all)" for a
+            weight of this name. A weight that no key matches is not parametrized. (Other functions
+            call such patterns `include`.)
         seed: int. Default None, which draws a seed from Keras's global seed
             (`keras.utils.set_random_seed`).
         recompute: bool. Stores no effective weight for backward. Backward computes it again from

@@ -29,13 +29,29 @@ def compiled(pattern: str, what: str) -> re.Pattern[str]:
 def matches(expression: re.Pattern[str], path: str) -> bool:
     """Returns True if the expression matches the full path or its last components.
 
+    An expression that begins with `/` must match the full path.
+
     Example:
-        >>> paths = ("dense/kernel", "lstm/recurrent_kernel")
+        >>> paths = ("dense/kernel", "lstm/dense/kernel", "lstm/recurrent_kernel")
         >>> [matches(re.compile("kernel"), path) for path in paths]
-        [True, False]
+        [True, True, False]
+        >>> [matches(re.compile("/dense/kernel"), path) for path in paths]
+        [True, False, False]
     """
-    parts = path.split("/")
-    return any(expression.fullmatch("/".join(parts[i:])) for i in range(len(parts)))
+    if _is_of_full_path(expression):
+        return expression.fullmatch(f"/{path}") is not None
+    return any(map(expression.fullmatch, path_ends(path)))
+
+
+def path_ends(path: str) -> Iterator[str]:
+    """Yields a path, and its parts after each `/`, the longest first."""
+    while path:
+        yield path
+        path = path.partition("/")[2]
+
+
+def _is_of_full_path(expression: re.Pattern[str]) -> bool:
+    return str(expression.pattern).startswith("/")
 
 
 class PatternIndex:
@@ -54,6 +70,14 @@ class PatternIndex:
         self._by_front: dict[str, list[tuple[int, re.Pattern[str]]]] = {}
         for i, expression in enumerate(expressions):
             self._by_front.setdefault(front(expression), []).append((i, expression))
+
+    def path_matches(self, path: str) -> Iterator[tuple[int, re.Match[str]]]:
+        """Yields the index of each expression and a match, as in `matches` above, longest first."""
+        for i, match in self.matches(f"/{path}"):
+            if _is_of_full_path(match.re):
+                yield i, match
+        for end in path_ends(path):
+            yield from self.matches(end)
 
     def matches(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
         """Yields the index of each expression that matches the full text, and the match."""

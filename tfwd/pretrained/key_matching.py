@@ -68,7 +68,7 @@ class KeyMatching:
                 names = " and ".join(f"'{name}'" for name in sorted(name for name, _ in keys))
                 self.mistakes.append(
                     f"'{target.path}' has two keys in the mapping, {names}: let only one pattern "
-                    "match it"
+                    "match it. A pattern that begins with '/' matches only full paths"
                 )
             elif any(key != found[0][1] for _, key, _ in found):
                 self.mistakes.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfwd.path_patterns import PatternIndex, compiled
 from tfwd.pretrained.target_variables import Target
@@ -122,8 +122,9 @@ class KeyRules:
 
     Args:
         mapping: dict from a regular expression to a str or a `Key`. The expression must match the
-            full path or its last components. If it matches the path of a layer, the last component
-            of the key ("weight" or "bias") is added.
+            full path or its last components. An expression that begins with `/` must match the full
+            path. If it matches the path of a layer, the last component of the key ("weight" or
+            "bias") is added.
 
     Attributes:
         used: set of str. Patterns that have matched a variable.
@@ -149,9 +150,8 @@ class KeyRules:
         first: dict[int, tuple[re.Match[str], bool]] = {}  # the longest match of each rule
         layer_path = target.path.rpartition("/")[0]
         for path, is_layer in ((target.path, False), (layer_path, True)):
-            for end in path_ends(path):
-                for i, match in self._patterns.matches(end):
-                    first.setdefault(i, (match, is_layer))
+            for i, match in self._patterns.path_matches(path):
+                first.setdefault(i, (match, is_layer))
         found = []
         for i, (match, is_layer) in sorted(first.items(), key=lambda item: item[0]):
             pattern, _, key = self._rules[i]
@@ -242,13 +242,6 @@ def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[st
                 found.setdefault(key[:at], set()).update(owners[key[at:]])
     most = max(map(len, found.values()), default=0)
     return sorted(prefix for prefix, there in found.items() if len(there) == most)
-
-
-def path_ends(path: str) -> Iterator[str]:
-    """Yields a path, and its parts after each `/`, the longest first."""
-    while path:
-        yield path
-        path = path.partition("/")[2]
 
 
 def _expanded(match: re.Match[str], name: str) -> str:

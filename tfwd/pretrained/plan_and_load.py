@@ -33,9 +33,10 @@ def plan(
 ) -> Plan:
     """Finds which tensors of a file are loaded into a model. Reads only names, shapes and dtypes.
 
-    A pattern for paths must match the full path or its last components. A pattern for keys must
-    match the full key, with or without the prefix. PyTorch's integer buffers `position_ids`,
-    `token_type_ids` and `num_batches_tracked` are not weights, and never count as unexpected.
+    A pattern for paths must match the full path or its last components. A pattern that begins with
+    `/` must match the full path. A pattern for keys must match the full key, with or without the
+    prefix. PyTorch's integer buffers `position_ids`, `token_type_ids` and `num_batches_tracked` are
+    not weights, and never count as unexpected.
 
     Args:
         model: A built Keras model or layer.

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.key_rules import FamilyRules, path_ends
+from tfwd.path_patterns import path_ends
+from tfwd.pretrained.key_rules import FamilyRules
 from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.target_variables import Target, paths_of
