@@ -14,13 +14,16 @@ from tfwd.pretrained import PlanError, load
 
 layers = keras.layers
 PATHS = ("conv1/kernel", "block/conv1/kernel", "block/conv10/kernel", "conv1", "kernel")
-PATTERNS = ("conv1/kernel", "/conv1/kernel", "/.*kernel", "/[^/]*", "/conv1", ".conv1", "/", ".*")
+PATTERNS = (
+    *("conv1/kernel", "/conv1/kernel", "/.*kernel", "/[^/]*", "/conv1", ".conv1", "/", ".*"),
+    *("/?kernel", "/block|kernel", "(/conv1)"),
+)
 
 
 def matched(pattern, path):
-    """Returns True as `re` says for the full path, or for a part of it after a `/`."""
+    """Returns True as `re` says for the full path after a `/`, or for each part of the path."""
     if pattern.startswith("/"):
-        return re.fullmatch(pattern[1:], path) is not None
+        return re.fullmatch(pattern, "/" + path) is not None
     starts = [0] + [i + 1 for i, character in enumerate(path) if character == "/"]
     return any(re.fullmatch(pattern, path[start:]) for start in starts)
 

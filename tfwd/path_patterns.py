@@ -73,11 +73,10 @@ class PatternIndex:
 
     def path_matches(self, path: str) -> Iterator[tuple[int, re.Match[str]]]:
         """Yields the index of each expression and a match, as in `matches` above, longest first."""
-        for i, match in self.matches(f"/{path}"):
-            if _is_of_full_path(match.re):
-                yield i, match
-        for end in path_ends(path):
-            yield from self.matches(end)
+        for end in (f"/{path}", *path_ends(path)):
+            for i, match in self.matches(end):
+                if _is_of_full_path(match.re) == end.startswith("/"):
+                    yield i, match
 
     def matches(self, text: str) -> Iterator[tuple[int, re.Match[str]]]:
         """Yields the index of each expression that matches the full text, and the match."""
