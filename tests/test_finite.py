@@ -9,7 +9,14 @@ from stack_marks import SLOW_ON_KERAS_2, quick_rows
 from tables_by_make_target import with_slow_rest
 
 from tfwd import current_watch
-from tfwd.finite import Summary, all_finite, can_be_non_finite, extent, summarize
+from tfwd.finite import (
+    Summary,
+    all_finite,
+    can_be_non_finite,
+    exact_extent,
+    extent,
+    summarize,
+)
 
 pytestmark = SLOW_ON_KERAS_2
 
@@ -137,6 +144,21 @@ def test_an_extent_is_as_large_as_it_is_said(mode):
     found = float(functions(mode)(tf.constant(x))[1])
     right = np.abs(x.sum(-1)).max() if mode == "xla" else np.sqrt((x * x).sum())
     np.testing.assert_allclose(found, right, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e25, 1e37])
+def test_an_exact_extent_does_not_overflow(mode, scale):
+    x = (scale * np.random.default_rng(1).normal(size=(6, 9))).astype("float32")
+    look = exact_extent if mode == "eager" else tf.function(exact_extent, jit_compile=mode == "xla")
+    exact = x.astype("float64")
+    right = np.abs(exact.sum(-1)).max() if mode == "xla" else np.sqrt((exact**2).sum())
+    largest = np.finfo("float32").max
+    np.testing.assert_allclose(look(tf.constant(x)).numpy(), min(right, largest), rtol=1e-5)
+    for bad in BAD:
+        x[3, 4] = bad
+        assert math.isnan(look(tf.constant(x)))
+    assert math.isfinite(look(tf.fill([40, 40], float(largest)))) and look(tf.zeros([0, 3])) == 0
 
 
 @pytest.mark.parametrize("mode", with_slow_rest(MODES, {"graph"}))

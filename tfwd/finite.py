@@ -157,6 +157,15 @@ def extents_from_raw(raw_extents: tf.Tensor) -> tf.Tensor:
     return raw_extents if private_graph_apis.in_xla() else tf.sqrt(2.0 * raw_extents)
 
 
+def exact_extent(tensor: Any) -> tf.Tensor:
+    """Returns the `extent` without its overflow: NaN only if an element is not finite."""
+    values = at_least_float32(_real(_values(tensor)))
+    scale = tf.reduce_max(tf.abs(values))  # -Inf for an empty tensor
+    scale = tf.where(scale > 0.0, scale, 1.0)
+    found = tf.minimum(scale * extent(values / scale), values.dtype.max)
+    return tf.where(all_finite([tensor]), found, math.nan)
+
+
 def largest(tensor: Any) -> tf.Tensor:
     """Returns the largest finite absolute value of a floating tensor, as float32 or float64.
 

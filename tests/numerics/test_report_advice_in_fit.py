@@ -293,10 +293,10 @@ def own_output(y, p):
     return p
 
 
-@pytest.mark.parametrize("every", [1, 4])
-def test_growth_is_counted_in_steps(every):
-    """The gradient doubles in each step: it is 2**i in step i, counted from 0."""
-    x = np.repeat(2.0 ** np.arange(25), 2)[:, None].astype("float32")
+@pytest.mark.parametrize(("growth", "every"), [(2, 1), (2, 4), (32, 1)])
+def test_growth_is_counted_in_steps(growth, every):
+    """The gradient is growth**i in step i, counted from 0. The square of 32**13 is infinite."""
+    x = np.repeat(float(growth) ** np.arange(25), 2)[:, None].astype("float32")
     x[-2:] = np.inf
     model = keras.Sequential([layers.Input((1,)), Times(name="times")])
     model.compile(keras.optimizers.SGD(0.0), own_output)
@@ -305,7 +305,8 @@ def test_growth_is_counted_in_steps(every):
         model.fit(x, x, batch_size=2, shuffle=False, verbose=0, callbacks=[check])
     (cause,) = caught.value.report.causes
     assert cause.name == "exploding gradients"
-    assert "by a factor of 2 per step" in cause.evidence
+    last = growth ** (23 if every == 1 else 20)
+    assert f"by a factor of {growth} per step, to {last:.3g}." in cause.evidence
 
 
 def test_a_later_fit_can_diverge_by_earlier_steps():

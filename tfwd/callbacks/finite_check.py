@@ -331,7 +331,13 @@ class FiniteCheck(keras.callbacks.Callback):
             self._log.before_step(batch, self._step + 1)
         if self._is_first and self.model.built and non_finite_paths(self.model):
             return self._act(self._diagnose(batch))  # also finds weights that steps do not check
-        outcome = self._check(batch, spec)
+        if self._diagnosis_of_model().has_bad_indices(batch):
+            return self._act(self._diagnose(batch))
+        try:
+            outcome = self._check(batch, spec)
+        except tf.errors.InvalidArgumentError:
+            self._fail_with_bad_data(batch)
+            raise
         if self._is_first:
             self._warn_about_unused(self._check.unused)
         if not outcome.good:
@@ -371,11 +377,23 @@ class FiniteCheck(keras.callbacks.Callback):
         logs = self._log is not None
         return CheckedStep(self.model, exact=exact, tells_largest=logs, ignores=self._ignores)
 
-    def _diagnose(self, batch: Any) -> Report:
+    def _fail_with_bad_data(self, batch: Any) -> None:
+        """Raises a `NonFiniteError` if an operation has failed on a batch with NaN or infinity."""
+        if _keras.has_workers(self.model.distribute_strategy):  # other workers may not have failed
+            return
+        if not self._diagnosis_of_model().data_are_finite(batch):
+            report = self._placed(self._diagnose(batch))
+            self._fail(report, "An operation failed on these data, so the step cannot be skipped.")
+
+    def _diagnosis_of_model(self) -> Diagnosis:
         if self._diagnosis is None:
             self._diagnosis = Diagnosis(self.model, self.history, self._ignores)
+        return self._diagnosis
+
+    def _diagnose(self, batch: Any) -> Report:
+        diagnosis = self._diagnosis_of_model()
         before = self._is_first if self.every_n_steps == 1 or self._is_first else None
-        return self._first_of_workers(self._diagnosis(batch, self._step + 1, self._past, before))
+        return self._first_of_workers(diagnosis(batch, self._step + 1, self._past, before))
 
     def _first_of_workers(self, report: Report) -> Report:
         """Returns one report for all workers, because all workers must react in the same way."""
@@ -405,11 +423,16 @@ class FiniteCheck(keras.callbacks.Callback):
                 stacklevel=3,
             )
 
-    def _act(self, report: Report) -> Any:
+    def _placed(self, report: Report) -> Report:
+        """Adds the epoch and the batch to a report, and the report to `reports` and the log."""
         report.place = f"epoch {self._epoch_number}, batch {self._steps_of_epoch()[0] + 1}"
         self.reports.append(report)
         if self._log is not None:
             self._log.report(report)
+        return report
+
+    def _act(self, report: Report) -> Any:
+        self._placed(report)
         reason, failures = self._policy.reason_to_stop(), self._policy.failures
         if reason is not None:
             hint = repeated_failure_hint(self.reports, failures) if self._snapshot is None else ""

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
+from tfwd.finite import all_finite, can_be_non_finite
 from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
@@ -45,7 +46,9 @@ class Diagnosis:
         ignores: Callable[[Frame], bool] = lambda frame: False,
     ):
         self._model, self._shown = model, shown
+        self._ignores = ignores
         self._step = CheckedStep(model, _measure, ignores=ignores)
+        self._indices: tuple[str, ...] | None = None  # which data are indices: "x", "y", or both
 
     def __call__(
         self,
@@ -70,14 +73,7 @@ class Diagnosis:
             )
             for variable in non_finite_slots(model)
         ]
-        outcome = self._step(data)
-        replicas = [
-            [
-                Measurement(frame, detail.numbers())
-                for frame, detail in zip(outcome.frames, found, strict=True)
-            ]
-            for found in outcome.found
-        ]
+        replicas = self._replicas(data)
         for measured in replicas:
             start = _first_computed(measured)
             measured[start:start] = slots
@@ -108,6 +104,83 @@ class Diagnosis:
         evidence = _attributed(evidence)
         replica = number if len(replicas) > 1 else None
         return Report(step, evidence.found, likely_causes(evidence), replica, self._shown)
+
+    def has_bad_indices(self, data: Any) -> bool:
+        """Returns True if class labels, or numbers for an `Embedding`, are not finite.
+
+        A step would fail if it converts them to integers, and metrics may have changed before. XLA
+        raises no error, so False is returned. It is also returned for several workers, which would
+        have to decide together.
+        """
+        if self._indices is None:
+            layers = map(type, _keras.layers.all_layers(self._model))
+            takes_ids = any("Embedding" in kind.__name__ for kind in layers)
+            takes_classes = "sparse" in " ".join(_losses(self._model)).lower()
+            self._indices = ("x",) * takes_ids + ("y",) * takes_classes
+        together = _keras.has_workers(self._model.distribute_strategy)
+        if not self._indices or together or self._model.jit_compile:
+            return False
+        return not self.data_are_finite(data, self._indices)
+
+    def data_are_finite(self, data: Any, prefixes: tuple[str, ...] = ("",)) -> bool:
+        """Returns True if a batch is finite, except what is ignored.
+
+        Args:
+            data: The batch.
+            prefixes: Beginnings of the names of the tensors to check. Default all.
+        """
+        given = [
+            tensor
+            for found in self._data(data)
+            for name, tensor in found.items()
+            if name.startswith(prefixes)
+        ]
+        return bool(all_finite(given))
+
+    def _replicas(self, data: Any) -> list[list[Measurement]]:
+        """Measures all tensors of a step, on each replica.
+
+        Only the data are measured if an operation refuses them.
+        """
+        if self.has_bad_indices(data):
+            return self._replicas_of_data(data)
+        try:
+            outcome = self._step(data)
+        except tf.errors.InvalidArgumentError:
+            if self.data_are_finite(data):
+                raise
+            return self._replicas_of_data(data)
+        return [
+            [
+                Measurement(frame, detail.numbers())
+                for frame, detail in zip(outcome.frames, found, strict=True)
+            ]
+            for found in outcome.found
+        ]
+
+    def _replicas_of_data(self, data: Any) -> list[list[Measurement]]:
+        return [
+            [
+                Measurement(
+                    Frame("data", name, dtype=values.dtype.name), measure_tensor(values).numbers()
+                )
+                for name, values in found.items()
+            ]
+            for found in self._data(data)
+        ]
+
+    def _data(self, data: Any) -> list[dict[str, tf.Tensor]]:
+        """Returns the tensors of a batch that are checked, by name, for each replica."""
+        replicas = range(self._model.distribute_strategy.num_replicas_in_sync)
+        return [
+            {
+                name: values
+                for name, tensor in _tensors(self._model, data, replica).items()
+                if can_be_non_finite(values := stored_values(tensor))
+                and not self._ignores(Frame("data", name))
+            }
+            for replica in replicas
+        ]
 
 
 def _first_computed(found: list[Measurement]) -> int:

@@ -15,7 +15,6 @@ assignments if a new value is not finite.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from tfwd import _keras
 from tfwd._graph.tentative_assignments import Tentative
 from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
-from tfwd.finite import all_finite, extents_from_raw, raw_extent
+from tfwd.finite import exact_extent, extents_from_raw, raw_extent
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
 from tfwd.numerics.checked_step.tracked_variables import tracked
 from tfwd.numerics.checked_tensors import Frame
@@ -106,7 +105,7 @@ class CheckedStep:
     ):
         self.model, self.dry = model, measure is not None
         self.tells_largest, self.ignores = tells_largest, ignores
-        self.measure = measure or (_flag if exact else _probe)
+        self.measure = measure or (_exact_probe if exact else _probe)
         self.finish = extents_from_raw if measure is None and not exact else tf.identity
         self.unused: list[str] = []
         self.strategy = model.distribute_strategy
@@ -253,8 +252,8 @@ def _probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
     return raw_extent(tensor)
 
 
-def _flag(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
-    return tf.where(all_finite([tensor]), 0.0, math.nan)
+def _exact_probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
+    return exact_extent(tensor)
 
 
 def _is_safe(leaf: Any) -> bool:

@@ -1,0 +1,100 @@
+"""`FiniteCheck` on class labels and ids with NaN, which TensorFlow refuses as integers on a CPU."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from planted_nan_models import state
+from tables_by_make_target import with_slow_rest
+
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 5)).astype("float32")
+CLASSES = RNG.integers(0, 4, 40).astype("float32")
+IDS = RNG.integers(0, 9, (40, 3)).astype("float32")
+
+
+class Gathers(layers.Layer):
+    """A layer of its own that uses its inputs as indices."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(9, 2), name="table")
+
+    def call(self, x):
+        return tf.gather(tf.convert_to_tensor(self.table), tf.cast(x, tf.int32))
+
+
+# Layers before the last one, the data, and whether the labels are classes.
+MODELS = {
+    "labels": ([layers.Dense(6, "relu")], X, CLASSES),
+    "ids": ([layers.Embedding(9, 2), layers.Flatten()], IDS, X[:, :1]),
+    "own layer": ([Gathers(), layers.Flatten()], IDS, X[:, :1]),
+}
+
+
+def fitted(name, *callbacks, planted=True, eager=False):
+    """Fits a model on batches of 8. The third batch has a NaN in row 3, or is left out."""
+    before, x, y = MODELS[name]
+    x, y = x.copy(), y.copy()
+    (y if name == "labels" else x.reshape(40, -1)[:, 0])[19] = np.nan
+    keep = [i for i in range(5) if planted or i != 2]
+    keras.utils.set_random_seed(2)
+    copies = [type(layer).from_config(layer.get_config()) for layer in before]
+    units, activation = (4, "softmax") if name == "labels" else (1, None)
+    head = layers.Dense(units, activation, name="head")
+    model = keras.Sequential([keras.Input(x.shape[1:]), *copies, head])
+    loss, metric = "mse", "mae"
+    if name == "labels":
+        loss, metric = "sparse_categorical_crossentropy", "accuracy"
+    model.compile("adam", loss, metrics=[metric], run_eagerly=eager, jit_compile=False)
+    rows = np.concatenate([np.arange(8 * i, 8 * i + 8) for i in keep])
+    history = model.fit(
+        x[rows], y[rows], batch_size=8, shuffle=False, verbose=0, callbacks=list(callbacks)
+    )
+    return model, history.history
+
+
+@pytest.mark.parametrize("case", with_slow_rest(["labels", "ids", "labels, eager"], {"labels"}))
+def test_a_skipped_batch_is_as_if_it_were_left_out(case):
+    name, eager = case.split(",")[0], "eager" in case
+    check = FiniteCheck("skip")
+    with pytest.warns(UserWarning, match="skipped a step"):
+        model, history = fitted(name, check, eager=eager)
+    plain, expected = fitted(name, planted=False, eager=eager)
+    assert [report.step for report in check.reports] == [3]
+    for one, other in zip(state(model), state(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    for key, values in expected.items():
+        np.testing.assert_allclose(history[key], values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_report_names_the_row(name):
+    with pytest.raises(NonFiniteError, match="in row 3 of the batch") as caught:
+        fitted(name, FiniteCheck())
+    report = caught.value.report
+    assert report.first.frame.name == ("y" if name == "labels" else "x")
+    assert (report.step, report.place) == (3, "epoch 1, batch 3")
+
+
+def test_a_step_that_an_own_layer_ends_is_not_skipped():
+    with warnings.catch_warnings(), pytest.raises(NonFiniteError, match="cannot be skipped"):
+        warnings.simplefilter("error", UserWarning)
+        fitted("own layer", FiniteCheck("skip"))
+
+
+def test_a_class_out_of_range_keeps_its_error(monkeypatch):
+    wrong = np.where(np.arange(40) == 5, 7, CLASSES).astype("float32")
+    monkeypatch.setitem(MODELS, "labels", (*MODELS["labels"][:2], wrong))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 7"):
+        fitted("labels", FiniteCheck())
+
+
+def test_labels_that_are_left_out_of_the_check_keep_their_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
+        fitted("labels", FiniteCheck(exclude="y"))
