@@ -371,3 +371,12 @@ def test_restore_keeps_what_a_callback_sets_for_an_epoch():
     with pytest.warns(UserWarning, match="restored the end of the last epoch"):
         fit(model, x, y, FiniteCheck("restore"), Penalty(), Breaks(1, 1), epochs=2)
     np.testing.assert_array_equal(model.get_layer("last").bias.numpy(), [10.0])
+
+
+def test_the_report_says_what_was_restored():
+    x, y = data(4)
+    check = FiniteCheck("restore")
+    with pytest.warns(UserWarning, match="learning rate 0.05"):
+        fit(make(optimizer=keras.optimizers.SGD(0.1)), x, y, check, Breaks(), epochs=2)
+    expected = "Restored the end of the last epoch with finite weights, at learning rate 0.05."
+    assert check.reports[0].note == expected and expected in str(check.reports[0])

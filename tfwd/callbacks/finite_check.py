@@ -82,7 +82,8 @@ class FiniteCheck(keras.callbacks.Callback):
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
             steps are Keras's own steps, without a check and its cost. They may make weights
             non-finite. Default 1.
-        history: int. Number of earlier steps, and number of tensors, shown in a report. Default 20.
+        history: int. Number of tensors that a report shows before the first non-finite one, and of
+            earlier steps whose gradients it compares. Default 20.
         log_dir: path of a folder for TensorBoard, or None. The text tab shows the reports. The
             image tab shows the plot. Every `log_every_n_steps` steps, the callback writes scalars:
             the absolute mean of each output, weight and gradient, the percentage of zeros, and the
@@ -94,14 +95,15 @@ class FiniteCheck(keras.callbacks.Callback):
             color is log10 of the largest absolute value. The plot is drawn at the end of training
             and after each bad step. With `plot` or `log_dir`, each step reads each tensor once
             more. Default None.
-        max_consecutive: int. The number of consecutive bad steps to skip. For "restore", the
-            number of bad steps from which the same epoch is restored: good steps between them
-            do not count. The next bad step raises the error. Default 5.
+        max_consecutive: int. The number of consecutive bad steps to skip. For "restore", how often
+            the same epoch is restored, also with good steps between the bad ones. The next bad
+            step raises the error. Default 5.
         factor: float. The factor of the learning rate for "restore". Default 0.5.
         log_every_n_steps: int. See `log_dir`. Default 100.
-        exclude: regular expression, or a list of them. Layers that may have non-finite values, for
-            example a layer that makes a mask of -infinity. A pattern must match the layer's full
-            path or its last components. `x` and `y` are the names of the batch. Default None.
+        exclude: regular expression, or a list of them. Layers or weights that may be non-finite,
+            for example a layer that makes a mask of -infinity, with its weights. A pattern must
+            match the full path or its last components. `x` and `y` are the names of the batch.
+            Default None.
 
     Attributes:
         reports: list of the `Report` of each bad step.
@@ -209,7 +211,9 @@ class FiniteCheck(keras.callbacks.Callback):
         self._past.clear()
         self._is_first = True
         self._policy = self._new_policy()
-        self._snapshot = EpochSnapshot(model, self._policy) if self.action == "restore" else None
+        self._snapshot = None
+        if self.action == "restore":
+            self._snapshot = EpochSnapshot(model, self._policy, self._patterns.choose_weight)
         if self.log_dir is not None or self.plot is not None:
             log_dir, plot = (
                 None if path is None else _keras.own_path(path, model)
@@ -329,7 +333,7 @@ class FiniteCheck(keras.callbacks.Callback):
         assert self._check is not None
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
-        if self._is_first and self.model.built and non_finite_paths(self.model):
+        if self._is_first and self.model.built and self._bad_weights(states=True):
             return self._act(self._diagnose(batch))  # also finds weights that steps do not check
         if self._diagnosis_of_model().has_bad_indices(batch):
             return self._act(self._diagnose(batch))
@@ -371,7 +375,12 @@ class FiniteCheck(keras.callbacks.Callback):
         return outcome.logs
 
     def _ignores(self, frame: Frame) -> bool:
+        if frame.kind == "weight":
+            return not self._patterns.choose_weight(frame.name)
         return not self._patterns.choose(frame.name)
+
+    def _bad_weights(self, *, states: bool) -> list[str]:
+        return non_finite_paths(self.model, self._patterns.choose_weight, states=states)
 
     def _checked_step(self, exact: bool = False) -> CheckedStep:
         logs = self._log is not None
@@ -424,11 +433,9 @@ class FiniteCheck(keras.callbacks.Callback):
             )
 
     def _placed(self, report: Report) -> Report:
-        """Adds the epoch and the batch to a report, and the report to `reports` and the log."""
+        """Adds the epoch and the batch to a report, and the report to `reports`."""
         report.place = f"epoch {self._epoch_number}, batch {self._steps_of_epoch()[0] + 1}"
         self.reports.append(report)
-        if self._log is not None:
-            self._log.report(report)
         return report
 
     def _act(self, report: Report) -> Any:
@@ -448,6 +455,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self._policy.leave_behind()
             self.skipped += 1
             what = "skipped a step"
+        self._finish(report, f"{what[:1].upper()}{what[1:]}.")
         why = "; ".join(cause.name for cause in report.causes)
         why = f" ({why}). {report.causes[0].evidence}" if why else ""
         warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
@@ -463,14 +471,20 @@ class FiniteCheck(keras.callbacks.Callback):
             return self._logs
         return {key: math.nan for key in self._logs}
 
+    def _finish(self, report: Report, note: str) -> None:
+        """Adds a remark to a report, and the report to the log."""
+        report.note = f"{report.note} {note}".strip()
+        if self._log is not None:
+            self._log.report(report)
+
     def _fail(self, report: Report, note: str = "") -> NoReturn:
-        report.note = f"{report.note} {note} {self._weights_now()}".strip().replace("  ", " ")
+        self._finish(report, f"{note} {self._weights_now()}".strip())
         self._put_back()
         raise NonFiniteError(report)
 
     def _weights_now(self) -> str:
         """Describes the state of the weights after a failed training."""
-        lost = non_finite_paths(self.model)
+        lost = self._bad_weights(states=self._is_first)
         if not lost:
             return "The weights have their values from before the step."
         names = ", ".join(f"'{path}'" for path in lost[:3])

@@ -174,7 +174,8 @@ class Report:
         if others:
             backward = sum(one.frame.kind in BACKWARD for one in others)
             lines.append(
-                f"Not finite after that: {len(others) - backward} forward, {backward} backward."
+                f"Later tensors that are not finite: {len(others) - backward} in forward, "
+                f"{backward} in backward."
             )
         return lines
 
@@ -250,7 +251,8 @@ def _filled(text: str) -> str:
 
 def _row(found: Measurement) -> str:
     summary = found.detail.summary
-    percent = f"{summary.percent:.2f} %" if summary.non_finite else "-"
+    digits = ".2f" if summary.percent >= 0.01 else ".1g"
+    percent = f"{summary.percent:{digits}} %" if summary.non_finite else "-"
     label = found.frame.label
     zeros = f"{summary.zeros}" if summary.zeros else "-"
     room = WIDTH - 43

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,13 +26,14 @@ class EpochSnapshot:
     Args:
         model: the compiled model.
         policy: the policy that stores the values and restores them.
+        selects: function that returns False for the path of a weight that may be non-finite.
 
     Raises:
         ValueError: If a learning rate is a schedule, which cannot be multiplied.
     """
 
-    def __init__(self, model: keras.Model, policy: BadStepPolicy):
-        self._model, self._policy = model, policy
+    def __init__(self, model: keras.Model, policy: BadStepPolicy, selects: Callable[[str], bool]):
+        self._model, self._policy, self._selects = model, policy, selects
         self._rates: list[tuple[Any, float]] = []  # optimizers with their rates in the snapshot
         self._next_rates: list[tuple[Any, float]] | None = None  # if an epoch has ended
         for leaf in self._leaves():
@@ -52,7 +54,7 @@ class EpochSnapshot:
         An unchecked step may have made them non-finite. The previous snapshot is then kept.
         """
         rates, self._next_rates = self._next_rates, None
-        if rates is None or non_finite_paths(self._model):
+        if rates is None or non_finite_paths(self._model, self._selects, states=False):
             return
         metrics = {
             id(_keras.variables.tf_variable(variable))

@@ -52,6 +52,10 @@ class Patterns:
                     f"{' and others' if len(known) > 12 else ''}"
                 )
 
+    def choose_weight(self, path: str) -> bool:
+        """Returns True if a weight and its layer are selected."""
+        return self.choose(path) and self.choose(path.rpartition("/")[0])
+
     def choose(self, name: str) -> bool:
         """Returns True if a layer or a weight is selected."""
         fits = {

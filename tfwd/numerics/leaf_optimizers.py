@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
@@ -22,9 +23,22 @@ def leaf_optimizers(model: keras.Model) -> list[Any]:
     return [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]
 
 
-def non_finite_paths(model: keras.Model) -> list[str]:
-    """Returns the paths of the non-finite weights and of `non_finite_slots`."""
-    variables = [*non_finite(model.weights), *non_finite_slots(model)]
+def non_finite_paths(
+    model: keras.Model, selects: Callable[[str], bool], *, states: bool
+) -> list[str]:
+    """Returns the paths of the non-finite weights and of `non_finite_slots`.
+
+    Args:
+        model: The model.
+        selects: Function that returns False for the path of a weight to leave out.
+        states: bool. False if a state of a layer, such as a running minimum, may be infinite. NaN
+            always counts.
+    """
+    bad = non_finite([v for v in model.weights if selects(_keras.variables.path(v))])
+    trained = {id(variable) for variable in model.trainable_weights}
+    if not states:
+        bad = [variable for variable in bad if id(variable) in trained or _has_nan(variable)]
+    variables = [*bad, *non_finite_slots(model)]
     return list(dict.fromkeys(map(_keras.variables.path, variables)))
 
 
@@ -42,6 +56,11 @@ def non_finite_slots(model: keras.Model) -> list[Any]:
         if "learning_rate" not in _keras.variables.path(variable)
     ]
     return non_finite(slots)
+
+
+def _has_nan(variable: Any) -> bool:
+    value = tf.convert_to_tensor(_keras.variables.value(variable))
+    return bool(tf.reduce_any(tf.math.not_equal(value, value)))
 
 
 def non_finite(variables: Sequence[Any]) -> list[Any]:

@@ -37,8 +37,9 @@ class Probes:
     eager mode, in a `tf.function` and under XLA. `report()` returns the measurements of the last
     checked step, forward and backward, in the order of computation. For each tensor it has the
     counts of NaN, +Inf and -Inf, and the smallest and largest finite elements. The step does not
-    change: no draw, no weight and no result, except for last bits under XLA. After the `with` block
-    the model is unchanged. Saved models do not contain the probes.
+    change: no draw, no weight and no result, except for last bits under XLA and of second
+    derivatives. After the `with` block the model is unchanged. Saved models do not contain the
+    probes.
 
     Open the probes where the step is traced: inside the function, around the model's call and the
     tape's `gradient`. With replicas, open them in the function that `strategy.run` calls. You can

@@ -140,7 +140,12 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
     if is_nan and not (squares or entropy or ends_reached):
-        advice.append("look for a mean over no elements, or a division by a norm of 0")
+        advice.append(
+            "look for a logarithm of 0 or of a negative number, a mean over no elements, or a "
+            "division by a norm of 0"
+        )
+    elif not (squares or advice):
+        advice.append("look for a logarithm of 0 in the loss")
     if not advice or not ends_reached:
         advice.append("add a small number to the divisor")
     if is_own:

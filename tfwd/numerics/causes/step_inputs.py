@@ -21,7 +21,12 @@ def data(evidence: Evidence) -> Iterator[Cause]:
         detail, name = one.detail, one.frame.name
         what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
         where = rows_text(detail.rows) if detail.rows.size else "a scalar"
-        if detail.columns.size:
+        array = evidence.data.get(name, np.zeros(0))
+        places = np.argwhere(~np.isfinite(array)) if array.ndim > 2 else ()
+        if len(places):  # in an image, or in a sequence of vectors
+            place = ", ".join(map(str, places[0]))
+            where += f", {'first ' * (len(places) > 1)}at [{place}]"
+        elif detail.columns.size:
             some = "columns" if detail.columns.sum() > 1 else "column"
             where += f", {some} {positions_text(detail.columns)}"
         classes = _classes(evidence, name)
@@ -88,6 +93,13 @@ def _advice_on_weights(evidence: Evidence, bad: list[Measurement]) -> str:
     """Returns the advice on weights, or on variables of the optimizer, that are not finite."""
     weights = {_keras.variables.path(variable) for variable in evidence.model.weights}
     if any(one.frame.name in weights for one in bad):
+        trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
+        if all(one.frame.name not in trained and not one.detail.summary.nan for one in bad):
+            paths = ", ".join(f"'{one.frame.name.partition('/')[2]}'" for one in bad[:3])
+            return (
+                "load an earlier checkpoint. If a layer's state is infinite on purpose, as a mask "
+                f"or a running minimum, leave it out of the check: exclude=[{paths}]."
+            )
         return "load an earlier checkpoint, and test each file with numpy.isfinite before training."
     return (
         "call compile() with a new optimizer, or load the optimizer's variables of an earlier "
