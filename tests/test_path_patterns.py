@@ -64,3 +64,29 @@ def test_weight_dropout_of_the_first_layer_only():
     first, block = model.layers[-2:]
     inner = block.layers[-1]
     assert (type(first).__name__, type(inner).__name__) == ("Parametrized", "Conv2D")
+
+
+def test_a_pattern_for_a_layer_of_layers(tmp_path):
+    """Checks that the error names a layer inside, because keys belong to layers with weights."""
+    file = saved(tmp_path, {"conv1.weight": np.zeros((3, 3, 1, 1)), "conv1.bias": np.zeros(3)})
+    with pytest.raises(PlanError, match="matches layers whose weights are in other layers: map "):
+        load(block_and_first(), file, mapping={"/conv1": "conv1", r"layer(\d)_0": r"layer\1.0"})
+
+
+def test_a_file_with_other_names_and_no_mapping(tmp_path):
+    file = saved(tmp_path, {"conv.weight": np.zeros((3, 3, 1, 1))})
+    with pytest.raises(PlanError, match="no mapping was given, so each key must be the path"):
+        load(block_and_first(), file)
+
+
+def test_a_hint_names_keys_that_are_not_used(tmp_path):
+    """Checks the hint for `block.conv2`. The most similar key is used, so it is not the answer."""
+    keys = ("block.conv1.weight", "block.conv1.bias", "block.down.weight")
+    file = saved(
+        tmp_path, {key: RNG.normal(size=(3, 3, 1, 1)[: 4 - 3 * ("bias" in key)]) for key in keys}
+    )
+    mapping = {"/conv1": "block.conv1", "layer1_0/conv1": "block.conv2"}
+    with pytest.raises(
+        PlanError, match=r"no key 'block.conv2.weight' in the file; nearest: block.down"
+    ):
+        load(block_and_first(), file, mapping=mapping)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import keras
 
+from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import flattened_image
 from tfwd.pretrained.flatten_order.propagation import orders_by_layer
@@ -185,12 +188,17 @@ class KeyMatching:
     def _report_unused(self, rules: KeyRules) -> None:
         """Reports patterns of the mapping that match nothing."""
         paths = [target.path for target in self._targets]
-        hint = hints({end for path in paths for end in (path, path.rpartition("/")[0])})
+        owners = {path.rpartition("/")[0] for path in paths}
+        hint = hints({*paths, *owners})
         some = f"; there are {', '.join(paths[:5])}{', ...' if len(paths) > 5 else ''}"
-        self.mistakes += [
-            f"mapping: {pattern!r} matches no variable and no layer{hint(pattern) or some}"
-            for pattern in rules.unused()
-        ]
+        for pattern in rules.unused():
+            inner = _first_inside(pattern, owners)
+            self.mistakes.append(
+                f"mapping: {pattern!r} matches layers whose weights are in other layers: map "
+                f"these layers, such as '{inner}'"
+                if inner
+                else f"mapping: {pattern!r} matches no variable and no layer{hint(pattern) or some}"
+            )
 
     def _report_repeated_keys(self, steps: list[Step]) -> None:
         """Reports keys that several variables use, unless the mapping allows it."""
@@ -206,6 +214,16 @@ class KeyMatching:
                     f"key '{key}' is used by several variables, {both}{more}: give each its own "
                     "key, or Key(..., repeated=True) if they hold the same weight"
                 )
+
+
+def _first_inside(pattern: str, owners: Iterable[str]) -> str | None:
+    """Returns the path of a layer with weights inside a layer that a pattern matches, or None."""
+    expression = compiled(pattern, pattern)
+    for path in sorted(owners):
+        parts = path.split("/")
+        if any(matches(expression, "/".join(parts[:i])) for i in range(1, len(parts))):
+            return path
+    return None
 
 
 def _orders_with_key(orders: LayerOrders | None, key: Key) -> LayerOrders:

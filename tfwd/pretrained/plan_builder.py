@@ -60,13 +60,20 @@ def build_plan(
         model=model,
         source=source.path,
         steps=steps,
-        missing=_missing_errors(missing, allowed, ignored, source, matching),
+        missing=_missing_errors(missing, allowed, ignored, unused or source.entries, matching),
         allowed=allowed,
         unexpected=[key for key in unused if key not in left_out],
         left_out=[key for key in unused if key in left_out],
         mistakes=matching.mistakes,
         strict=strict,
-        notes=_notes(family_rules, unused_family_keys.values(), unused, source, matching.prefix),
+        notes=_notes(
+            family_rules,
+            unused_family_keys.values(),
+            unused,
+            source,
+            matching.prefix,
+            has_mapping=mapping is not None,
+        ),
         entries=dict(source.entries),
     )
 
@@ -108,11 +115,11 @@ def _missing_errors(
     missing: list[Target],
     allowed: list[str],
     ignored: set[str],
-    source: Source,
+    unused: Iterable[str],
     matching: KeyMatching,
 ) -> dict[str, str]:
     """Returns the error of each variable without a key in the file, by its path."""
-    hint, may_be_missing = hints(source.entries), set(allowed)
+    hint, may_be_missing = hints(unused), set(allowed)
     errors: dict[str, str] = {}
     for target in missing:
         key = matching.expected_key(target)
@@ -132,18 +139,23 @@ def _notes(
     unused: list[str],
     source: Source,
     prefix: str,
+    *,
+    has_mapping: bool,
 ) -> list[str]:
-    """Returns explanations of missing or unexpected keys in a file of a model family.
+    """Returns explanations of missing or unexpected keys.
 
     Args:
-        rules: Rules of the family. None gives no notes.
+        rules: Rules of the model family, or None.
         lacking: Patterns for the keys of parts that the model lacks.
         unused: Keys that no variable uses.
         source: The open file.
         prefix: str. Beginning of all keys.
+        has_mapping: bool. True if the user gave a mapping.
     """
     if not rules:
-        return []
+        named = "mapping={pattern of paths: key}"
+        note = f"no mapping was given, so each key must be the path of its variable: give {named}"
+        return [] if has_mapping else [note]
     notes: list[str] = []
     for template, count in rules.counts.items():
         before, _, after = (re.escape(part) for part in (prefix + template).partition("{}"))

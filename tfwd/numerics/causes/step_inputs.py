@@ -22,7 +22,7 @@ def data(evidence: Evidence) -> Iterator[Cause]:
         what = "labels" if name.startswith("y") else "input" if name.startswith("x") else name
         where = rows_text(detail.rows) if detail.rows.size else "a scalar"
         array = evidence.data.get(name, np.zeros(0))
-        places = np.argwhere(~np.isfinite(array)) if array.ndim > 2 else ()
+        places = np.argwhere(~np.isfinite(array)) if array.ndim > 2 else np.zeros([0, 0])
         if len(places):  # in an image, or in a sequence of vectors
             place = ", ".join(map(str, places[0]))
             where += f", {'first ' * (len(places) > 1)}at [{place}]"

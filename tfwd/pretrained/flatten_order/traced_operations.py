@@ -139,7 +139,7 @@ class OperationRecorder:
             variables=tuple(v for tensor in constants for v in self._variables(tensor)),
             is_dense=_is_dense(operation, inputs, arguments),
             axes=_axes_of_example(axes),
-            keeps_last_axis=bool(axes) and axes[-1] == arguments[0].shape.rank - 1,
+            keeps_last_axis=axes is not None and axes[-1:] == (arguments[0].shape.rank - 1,),
             table_axes=max((_axes_with_entries(tensor) for tensor in constants), default=0),
         )
         self.nodes.append(Node(traced, arguments, list(results)))
