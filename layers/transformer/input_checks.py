@@ -109,7 +109,8 @@ class InputChecks:
             f"{self._where}: {name} must be boolean, or zeros and ones, with 1 for text. "
             "An additive mask, (1 - mask) * -10000, is wrong: pass the mask itself"
         )
-        message = (rule, ". It has", [tf.reshape(mask, [-1])[:8]])
+        extremes = tf.stack([tf.reduce_min(mask), tf.reduce_max(mask)])
+        message = (rule, ". Its smallest and largest values are", [extremes])
         return self._require_each(zeros | ones, mask, message, ones)
 
     def nan_if_wrong(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -259,7 +259,8 @@ def _check_groups(pattern: str, expression: re.Pattern[str], key: Key) -> None:
         except (re.error, IndexError) as error:
             raise ValueError(
                 f"mapping[{pattern!r}]={name!r}: {error}. The pattern has {expression.groups} "
-                "groups, and a key may refer only to these. Write a backslash as two"
+                f"group{'s' * (expression.groups != 1)}, and a key may refer only to these. A "
+                "backslash that is a part of a key is written twice"
             ) from error
 
 

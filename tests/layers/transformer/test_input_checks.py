@@ -99,7 +99,11 @@ def test_t5_takes_a_dict():
         (([[5, 6, 7]],), {}, "ids is a list: pass a tensor or an array"),
         ((IDS,), {"mask": MASK.tolist()}, "mask is a list: pass a tensor or an array"),
         ((IDS,), {"mask": (1 - MASK) * -1e4}, "mask must be boolean, or zeros and ones, with 1 f"),
-        ((IDS,), {"mask": MASK * 2}, "An additive mask, .* is wrong: pass the mask itself. It"),
+        (
+            (IDS,),
+            {"mask": MASK * 2},
+            "An additive mask, .* is wrong: pass the mask itself. Its smallest",
+        ),
         (
             (IDS,),
             {"mask": MASK[:, :4]},
