@@ -6,16 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 
 from tfwd import _keras, layers
 
 
 @pytest.fixture(scope="module")
 def strategy() -> tf.distribute.MirroredStrategy:
-    # The collective operations of one strategy would meet those of another in the same process.
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return two_replicas()
 
 
 X = tf.eye(30)

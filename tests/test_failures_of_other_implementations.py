@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 from stack_marks import needs_keras3, quick_rows
 
 import tfwd
@@ -170,7 +171,7 @@ def test_no_gradient_or_a_gradient_to_the_dropped_copy_only(recompute: bool, tra
 
 
 def test_equal_masks_on_all_replicas() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     with strategy.scope():
         layer = layers.WeightDropout(keras.layers.Dense(20, use_bias=False), 0.5)
         layer.build((None, 20))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 
 from tfwd._random import philox_op, seeds
 
@@ -121,6 +122,6 @@ def test_outside_of_a_strategy_the_replica_is_zero() -> None:
 
 
 def test_replica_ids_under_a_strategy() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     found = strategy.run(tf.function(lambda: tf.convert_to_tensor(seeds.replica_id())))
     assert [int(x) for x in strategy.experimental_local_results(found)] == [0, 1]

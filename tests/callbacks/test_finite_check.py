@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from finite_check_fits import BAD, MODES, fit, make, same
 from planted_nan_models import TRIGGERS, VALUES, Plant, counts, data, state
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, quick_rows
 from tables_by_make_target import with_slow_rest
 
@@ -26,7 +27,7 @@ def planted_model(value=None, direction="forward", mode="graph", place=(3, 2)):
     if mode in MODES:
         options = MODES[mode]
     elif mode == "two replicas":
-        scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+        scope = two_replicas().scope()
     elif mode == "mixed_float16":
         keras.config.set_dtype_policy(mode)
     with scope:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from finite_check_fits import BAD, MODES, ByOperations, fit, make, same, tf_variable, write
 from planted_nan_models import data, state
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended, needs_keras3, once, quick_rows
 from tables_by_make_target import with_slow_rest
 
@@ -76,9 +77,7 @@ def test_an_epoch_whose_steps_are_all_left_out_has_no_loss():
 
 
 def test_two_replicas_leave_a_step_out_together():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     x, y = data(5)
     rows = np.r_[0 : 8 * BAD, 8 * (BAD + 1) : 40]
     good = make(strategy=strategy)

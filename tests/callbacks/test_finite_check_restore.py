@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from finite_check_fits import fit, make
 from planted_nan_models import data, state
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended, needs_keras3
 from tables_by_make_target import with_slow_rest
 
@@ -264,9 +265,7 @@ def test_batch_logs_after_a_bad_first_step_are_not_of_the_last_epoch():
 
 
 def test_two_replicas_restore_the_last_epoch():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     x, y = data(2)
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)

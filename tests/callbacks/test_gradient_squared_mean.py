@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 from stack_marks import SLOW_ON_KERAS_2, extended, quick_rows
 
 from tfwd import callbacks, gradients, layers
@@ -138,9 +139,7 @@ def test_matplotlib_is_imported_for_the_plot_only(monkeypatch: pytest.MonkeyPatc
 @extended
 def test_replicas_measure_the_global_batch() -> None:
     # Collectives of two strategies in one process would be confused with each other.
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         watched = model()
     callback = callbacks.GradientSquaredMean(every_n_steps=100)  # with the flag of `moments`

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gradients.brute_force import assert_moments, per_example, randomized
+from replicas import two_replicas
 from stack_marks import SOAK_ON_KERAS_2, needs_keras3
 
 from tfwd import _keras, gradients, layers
@@ -252,9 +253,7 @@ def test_function_with_an_unknown_batch_size_and_chunks() -> None:
 
 def test_replicas_share_the_moments_of_the_global_batch() -> None:
     # Collectives of two strategies in one process would be confused with each other.
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         model = mlp()
     x, y = data()

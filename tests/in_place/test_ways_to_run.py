@@ -26,6 +26,7 @@ from in_place_tools import (
     stack,
     stepped,
 )
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, quick_rows
 
 import tfwd
@@ -145,7 +146,7 @@ def test_scaled_losses() -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_replicas_of_a_model(inside: bool) -> None:
     """`parametrize` may be called outside the scope in which the model was made."""
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    strategy = two_replicas()
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), DENSE(64)])
         if inside:
@@ -179,7 +180,7 @@ def test_mixed_precision() -> None:
 
 
 def test_replicas_draw_differently_or_alike() -> None:
-    strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    strategy = two_replicas()
     for share in (False, True):
         with strategy.scope():
             model = keras.Sequential([keras.Input((8,)), DENSE(64)])

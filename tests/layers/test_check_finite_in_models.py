@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from check_finite_passes import COLUMNS, ROWS, SIZE, both_ways, line, planted, said
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows
 
 import tfwd
@@ -142,9 +143,7 @@ def test_a_layer_in_a_loop():
 
 @pytest.fixture(scope="module")
 def strategy() -> tf.distribute.MirroredStrategy:
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return two_replicas()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mixout_tools import RATE, X, bias, kernel, move, published, reference, trained
+from replicas import two_replicas
 from stack_marks import extended, quick_rows
 
 import tfwd
@@ -13,9 +14,7 @@ from tfwd import parametrizations as P
 
 
 def test_replicas_have_one_reference() -> None:
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         layer = layers.Mixout(keras.layers.Dense(4), RATE, seed=7)
         layer.build((None, 5))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 from stack_marks import extended, needs_keras3, quick_rows
 
 import tfwd
@@ -139,9 +140,7 @@ def _at(layer: keras.Layer, call: int, x: tf.Tensor) -> np.ndarray:
 
 
 def test_replicas_draw_differently() -> None:
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     x = inputs(6, 5)
     with strategy.scope():
         layer = layers.WeightDropout(K.Dense(30), 0.5, seed=1, per_example=True)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from non_finite_reports import Elementwise, names, report_of
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2
 
 from tfwd.callbacks import FiniteCheck
@@ -108,7 +109,7 @@ def test_a_sample_weight_of_a_whole_number_that_is_no_class():
 
 @pytest.mark.skipif(IS_KERAS_2, reason="a mean over no examples is not NaN there")
 def test_a_replica_without_examples():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((4,)), layers.Dense(5), layers.BatchNormalization(), layers.Dense(1)]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from planted_nan_models import TRIGGERS, VALUES, Plant, counts
+from replicas import two_replicas
 from stack_marks import extended, quick_rows
 from tables_by_make_target import with_slow_rest
 
@@ -199,7 +200,7 @@ def test_chosen_layers(given, wanted):
 
 @extended
 def test_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     with strategy.scope():
         model = make()
     probes = Probes(model)

@@ -31,6 +31,7 @@ from optimizer_tools import (
     values,
     variables,
 )
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows
 from tables_by_make_target import with_slow_rest
 
@@ -112,9 +113,7 @@ def test_fit_in_half_precision():
 
 @pytest.fixture(scope="module")
 def strategy():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return two_replicas()
 
 
 ON_REPLICAS = {

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 from stack_marks import extended
 
 from tfwd import _keras
@@ -110,9 +111,7 @@ def test_variables_without_a_gradient():
 
 @pytest.mark.slow
 def test_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         net = model()
     fit(net, 4)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizer_tools import X, Y, assert_same, fit, gradients, model, values, variables
+from replicas import two_replicas
 
 from tfwd.optimizers import (
     DecoupledWeightDecay,
@@ -62,9 +63,7 @@ def test_a_skipped_step_changes_nothing(nest, compiled):
 
 @pytest.mark.parametrize("nest", NESTINGS)
 def test_fit_on_two_replicas(nest):
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         mirrored = model()
         mirrored.compile(NESTINGS[nest](), "mse")
@@ -88,9 +87,7 @@ def test_averages_on_two_replicas(name, inside):
         net.compile(optimizer, "mse")
         return net
 
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         mirrored = compiled()
     single = compiled()
@@ -102,9 +99,7 @@ def test_averages_on_two_replicas(name, inside):
 
 def test_rows_on_two_replicas():
     """Checks that the rows of both replicas' gradients are decayed once."""
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     with strategy.scope():
         table = tf.Variable(np.ones((5, 2), "float32"), name="table")
         optimizer = DecoupledWeightDecay(legacy.SGD(0.0), 0.5, sparse="rows")

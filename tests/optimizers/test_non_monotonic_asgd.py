@@ -18,6 +18,7 @@ from optimizer_tools import (
     values,
     variables,
 )
+from replicas import two_replicas
 from stack_marks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
@@ -182,9 +183,7 @@ def test_in_a_tf_function_it_need_not_be_traced_again(compiled):
 
 @extended
 def test_on_two_replicas():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
 
     def train():
         net = model()

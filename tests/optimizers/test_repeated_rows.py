@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras_optimizers_table import NAMES, make
 from optimizer_tools import tf_variable
+from replicas import two_replicas
 from stack_marks import extended, needs_keras3, quick_rows
 
 from tfwd.optimizers import DecoupledWeightDecay, NonMonotonicASGD
@@ -237,9 +238,7 @@ def test_what_keras_does_by_itself(expected):
 
 @pytest.fixture(scope="module")
 def strategy():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return two_replicas()
 
 
 @extended

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras_optimizers_table import make
 from optimizer_tools import X, assert_same, fit, gradients, model, tf_variable, values, variables
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended, needs_keras3, quick_rows, rest
 
 from tfwd.optimizers import DecoupledWeightDecay
@@ -255,9 +256,7 @@ def test_keras_tuner_and_others_read_the_wrapped_ones_arguments():
 
 @pytest.fixture(scope="module")
 def strategy():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return two_replicas()
 
 
 @quick_rows("around")

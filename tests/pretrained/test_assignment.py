@@ -5,8 +5,8 @@ import tracemalloc
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from pretrained_plan_tools import MAPPING, layers, model_of, rewrite, tensors_of
+from replicas import two_replicas
 from safetensors.numpy import save_file
 
 import tfwd
@@ -100,7 +100,7 @@ def test_the_file_changes_after_the_plan(folder):
 
 
 def test_mirrored_variables(folder):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     with strategy.scope():
         model = model_of()
     load(model, folder, mapping=MAPPING)

@@ -237,7 +237,7 @@ def test_without_a_mapping_keys_are_paths(folder):
 def test_keys_that_name_a_group_that_is_not_there(folder):
     for mapping, said in (
         ({"head": r"out.\1"}, r"mapping\['head'\]='out...1': invalid group.*The pattern has 0 gr"),
-        ({r"layer_(\d+)": r"enc.\2"}, "The pattern has 1 groups, and a key may refer only to"),
+        ({r"layer_(\d+)": r"enc.\2"}, "The pattern has 1 group, and a key may refer only to"),
         ({"nothing": r"\g<name>"}, "The pattern has 0 groups"),
         ({"head": Key("out", copies=(r"tied.\1",))}, r"='tied...1': invalid group"),
     ):

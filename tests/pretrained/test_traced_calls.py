@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from flattened_images import RNG, Chain, saved
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, needs_keras3
 from traced_images import ROWS, C, F, G, Model, X, check, conv, flat, head, image, point
 
@@ -263,7 +264,7 @@ def test_a_trace_changes_nothing(tmp_path):
 
 
 def test_a_model_on_two_replicas(tmp_path):
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with two_replicas().scope():
         model = Model(lambda m, x: m.f(tf.reshape(m.c(x), (-1, 120))), c=conv(), f=head())
         model(X)
     check(model, flat(image()) @ F["f.weight"].T, tmp_path, C, F)

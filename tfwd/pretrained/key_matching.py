@@ -129,7 +129,8 @@ class KeyMatching:
             transposed = self._source.transposed
         orders = _orders_with_key(self._orders.get(id(target.owner)), key)
         is_bias = len(target.shape) == 1 or target.name == "bias"
-        if orders != LayerOrders() and is_bias and self._has_keras_kernel(target):
+        depends = orders != LayerOrders() or isinstance(target.owner, keras.layers.GRUCell)
+        if depends and is_bias and self._has_keras_kernel(target):
             transposed = False  # "bias" is a name in both libraries
         entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
         if error := unknown_layout(target, key, transposed, orders):

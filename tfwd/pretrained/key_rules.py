@@ -221,7 +221,9 @@ def _is_torch_style(target: Target, name: str, last: str) -> bool | None:
     is_torch = _NAMES_IN_FILES.get(target.name, {}).get(last)
     if is_torch is None and last == target.name and "/" in name and "." not in name:
         return False  # a path of Keras
-    return True if is_torch is None and last.startswith("weight") else is_torch
+    if is_torch is None and last.startswith("weight") and last != "weights":
+        return True  # older programs for TensorFlow have "weights"
+    return is_torch
 
 
 def find_prefix(wanted: Iterable[Iterable[str]], keys: Iterable[str]) -> list[str]:

@@ -31,7 +31,7 @@ _CONVOLUTIONS = (
 )
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 _SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
-_CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
+CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
 _SAME_IN_TORCH = (
     keras.layers.Embedding,
     keras.layers.BatchNormalization,
@@ -77,7 +77,7 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
 def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
     """Returns the orders of the features on a variable's first axis, and on its second axis."""
     owner, name, rank = target.owner, target.name, len(target.shape)
-    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
+    if isinstance(owner, (keras.layers.Dense, *CELLS)):
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
         return (orders.outputs if rank == 1 and name == "bias" else None), None
@@ -106,7 +106,7 @@ def is_known_layout(target: Target) -> bool:
         return name in ("kernel", "depthwise_kernel")
     if isinstance(owner, _SEPARABLE):
         return name in ("depthwise_kernel", "pointwise_kernel")
-    if isinstance(owner, _CELLS):
+    if isinstance(owner, CELLS):
         return name in ("kernel", "recurrent_kernel", "bias")
     return isinstance(owner, (keras.layers.Dense, *_CONVOLUTIONS)) and name == "kernel"
 
@@ -135,7 +135,7 @@ def _layout_by_owner(target: Target) -> Layout:
         return _depthwise_layout(shape)
     if isinstance(owner, keras.layers.GRUCell):
         return _gru_layout(shape)
-    if isinstance(owner, (keras.layers.Dense, *_CELLS)):
+    if isinstance(owner, (keras.layers.Dense, *CELLS)):
         return Layout.permuted(shape, (1, 0))
     if isinstance(owner, _CONVOLUTIONS):
         # PyTorch: outputs, inputs, positions; transposed: inputs, outputs, positions.

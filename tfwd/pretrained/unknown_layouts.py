@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import keras
 
@@ -15,7 +16,7 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import MATRICES, feature_orders, is_known_layout
+from tfwd.pretrained.torch_layouts import CELLS, MATRICES, feature_orders, is_known_layout
 
 
 def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrders) -> str | None:
@@ -25,6 +26,8 @@ def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrde
         target, transposed, orders: As in `layout_of`.
         key: Key of the variable, which may define `transposed` itself.
     """
+    if error := _wrong_recurrent_bias(target, key, transposed):
+        return error
     if not transposed:
         return None
     if error := _unknown_order(target, key, orders):
@@ -52,6 +55,27 @@ def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrde
         f"{start}: map to Key({key.name!r}, transposed=True) if the file has the outputs first; "
         "otherwise map to Key(..., transposed=False)"
     )
+
+
+def _wrong_recurrent_bias(target: Target, key: Key, transposed: bool) -> str | None:
+    """Returns the error for a bias of a recurrent layer in PyTorch's form; None without one."""
+    owner = target.owner
+    if not isinstance(owner, CELLS) or target.name != "bias" or key.transposed is False:
+        return None
+    written = f"to the file, and map to Key({key.name!r}, transposed=False)"
+    is_gru = isinstance(owner, keras.layers.GRUCell)
+    if re.split(r"[./]", key.name)[-1].startswith(("bias_ih", "bias_hh")):
+        how = "stack them, with the gates in the order update, reset, new" if is_gru else "add them"
+        return (
+            f"'{target.path}' is one variable, and PyTorch has two biases, bias_ih and bias_hh: "
+            f"{how}, write the result {written}"
+        )
+    if is_gru and transposed:
+        return (
+            f"'{target.path}' has its gates in another order in PyTorch: write the bias with the "
+            f"gates in the order update, reset, new {written}"
+        )
+    return None
 
 
 def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import two_replicas
 from stack_marks import IS_KERAS_2, extended
 
 from tfwd.layers import transformer as T
@@ -56,9 +57,7 @@ def test_a_checkpoint_has_every_weight(kind, tmp_path):
 
 @pytest.mark.slow
 def test_two_replicas_train_as_one_process():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = two_replicas()
     trained = []
     for scope in (tf.distribute.get_strategy(), strategy):
         with scope.scope():

@@ -36,6 +36,7 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
+    after_moved_image,
     channels_last,
     flattened_axes,
     is_flattened,
@@ -64,6 +65,13 @@ def required_input_order(
         shape, result: Shapes of the input and of the output.
         recorder: Gets the order if the layer has weights along the output.
     """
+    order = _required_input_order(layer, required, shape, result, recorder)
+    return after_moved_image(order, shape, [required], layer, reshapes=is_reshape(layer))
+
+
+def _required_input_order(
+    layer: Any, required: TensorOrder, shape: Shape, result: Shape, recorder: OrderRecorder
+) -> TensorOrder:
     features: Any = required if is_flattened(required) else None
     if changes_examples(layer, shape, result):
         return order_across_examples(required, result, shape, layer)

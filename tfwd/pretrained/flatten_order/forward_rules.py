@@ -38,6 +38,7 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
+    after_moved_image,
     common_order,
     flattens_differently,
     is_flattened,
@@ -68,6 +69,13 @@ def output_order(
         shapes: Shapes of the inputs.
         result: Shape of the output.
     """
+    order = _output_order(layer, orders, shapes, result)
+    return after_moved_image(order, result, orders, layer, reshapes=is_reshape(layer))
+
+
+def _output_order(
+    layer: Any, orders: Sequence[TensorOrder], shapes: Sequence[Shape], result: Shape
+) -> TensorOrder:
     order, shape = orders[0], shapes[0]
     has_flattened = any(map(is_flattened, orders))
     if changes_examples(layer, shape, result):

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 Shape = tuple[int, ...]
 # For each axis of a Keras tensor, its position in PyTorch. -1: an axis of size 1 with no position.
 AxisOrder = tuple[int, ...]
+
+
+class MovedImageAxes(tuple[int, ...]):
+    """Axes of an image that the model has moved into PyTorch's order.
+
+    They are an `AxisOrder`. The model may move them back, although PyTorch's model does not.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +167,28 @@ def may_be_image(order: TensorOrder) -> bool:
     if isinstance(order, UnknownAxisOrder):
         return not order.is_sequence
     return is_image(order)
+
+
+def after_moved_image(
+    order: TensorOrder, shape: Shape, moved: Sequence[TensorOrder], layer: Any, *, reshapes: bool
+) -> TensorOrder:
+    """Returns the order of a tensor. It takes into account that its sources were images.
+
+    Args:
+        order: Order of the tensor by other rules.
+        shape: Shape of the tensor.
+        moved: Orders of the sources. Without `MovedImageAxes` the order stays.
+        layer: Layer or operation between them.
+        reshapes: bool. True if the layer only changes the shape.
+    """
+    is_moved = any(isinstance(source, MovedImageAxes) for source in moved)
+    if not is_moved or len(shape) < 2 or is_vector(shape):
+        return order
+    if order is None and not reshapes:
+        return UnknownAxisOrder(f"'{layer.name}' is on an image whose axes the model has moved")
+    if order is None:
+        return MovedImageAxes(range(len(shape)))
+    return MovedImageAxes(order) if is_order_of_torch(order) else order  # type: ignore[arg-type]
 
 
 def is_vector(shape: Shape) -> bool:

@@ -11,6 +11,7 @@ from tfwd.pretrained.flatten_order.orders import (
     AxisOrder,
     FlattenedAxes,
     JoinedFeatures,
+    MovedImageAxes,
     Shape,
     TensorOrder,
     UnknownAxisOrder,
@@ -19,6 +20,7 @@ from tfwd.pretrained.flatten_order.orders import (
     flattened_axes,
     flattens_differently,
     is_flattened,
+    is_image,
     is_order_of_torch,
     is_vector,
 )
@@ -40,7 +42,9 @@ def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> Tensor
     if not isinstance(order, tuple):
         return order if isinstance(order, UnknownAxisOrder) else None
     permuted = tuple(order[axis] for axis in axes)
-    if permuted in (order, tuple(range(len(order)))):
+    if permuted == tuple(range(len(order))):
+        return MovedImageAxes(permuted) if is_image(order) else permuted
+    if permuted == order:
         return permuted
     return UnknownAxisOrder(
         f"the model does not show whether PyTorch's model permutes like '{name}'"

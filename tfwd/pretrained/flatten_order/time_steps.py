@@ -52,11 +52,11 @@ def without_time(order: TensorOrder) -> TensorOrder:
     if not isinstance(order, tuple):
         return order
     in_torch = sorted(position for position in order[1:] if position >= 0)
-    return tuple(in_torch.index(p) if p >= 0 else -1 for p in order[1:])
+    return type(order)(in_torch.index(p) if p >= 0 else -1 for p in order[1:])
 
 
 def with_time(order: TensorOrder) -> TensorOrder:
     """Returns the order of a tensor, from the order of one of its time steps."""
     if not isinstance(order, tuple):
         return order
-    return (0, *(position + 1 if position >= 0 else -1 for position in order))
+    return type(order)((0, *(position + 1 if position >= 0 else -1 for position in order)))
