@@ -29,29 +29,35 @@ class Gathers(layers.Layer):
         return tf.gather(tf.convert_to_tensor(self.table), tf.cast(x, tf.int32))
 
 
+def table_entry(labels, predictions):
+    """A metric that uses labels as indices, which the loss does not."""
+    return tf.gather(tf.constant([0.0, 1.0]), tf.cast(labels[:, 0], tf.int32))
+
+
 # Layers before the last one, the data, and whether the labels are classes.
 MODELS = {
     "labels": ([layers.Dense(6, "relu")], X, CLASSES),
     "ids": ([layers.Embedding(9, 2), layers.Flatten()], IDS, X[:, :1]),
     "own layer": ([Gathers(), layers.Flatten()], IDS, X[:, :1]),
+    "metric": ([layers.Dense(6, "relu")], X, (CLASSES[:, None] > 1).astype("float32")),
 }
 
 
-def fitted(name, *callbacks, planted=True, eager=False):
+def fitted(name, *callbacks, planted=True, eager=False, optimizer="adam"):
     """Fits a model on batches of 8. The third batch has a NaN in row 3, or is left out."""
     before, x, y = MODELS[name]
     x, y = x.copy(), y.copy()
-    (y if name == "labels" else x.reshape(40, -1)[:, 0])[19] = np.nan
+    (y if name in ("labels", "metric") else x.reshape(40, -1)[:, 0])[19] = np.nan
     keep = [i for i in range(5) if planted or i != 2]
     keras.utils.set_random_seed(2)
     copies = [type(layer).from_config(layer.get_config()) for layer in before]
     units, activation = (4, "softmax") if name == "labels" else (1, None)
     head = layers.Dense(units, activation, name="head")
     model = keras.Sequential([keras.Input(x.shape[1:]), *copies, head])
-    loss, metric = "mse", "mae"
+    loss, metric = "mse", table_entry if name == "metric" else "mae"
     if name == "labels":
         loss, metric = "sparse_categorical_crossentropy", "accuracy"
-    model.compile("adam", loss, metrics=[metric], run_eagerly=eager, jit_compile=False)
+    model.compile(optimizer, loss, metrics=[metric], run_eagerly=eager, jit_compile=False)
     rows = np.concatenate([np.arange(8 * i, 8 * i + 8) for i in keep])
     history = model.fit(
         x[rows], y[rows], batch_size=8, shuffle=False, verbose=0, callbacks=list(callbacks)
@@ -78,7 +84,7 @@ def test_the_report_names_the_row(name):
     with pytest.raises(NonFiniteError, match="in row 3 of the batch") as caught:
         fitted(name, FiniteCheck())
     report = caught.value.report
-    assert report.first.frame.name == ("y" if name == "labels" else "x")
+    assert report.first.frame.name == ("y" if name in ("labels", "metric") else "x")
     assert (report.step, report.place) == (3, "epoch 1, batch 3")
 
 
@@ -86,6 +92,28 @@ def test_a_step_that_an_own_layer_ends_is_not_skipped():
     with warnings.catch_warnings(), pytest.raises(NonFiniteError, match="cannot be skipped"):
         warnings.simplefilter("error", UserWarning)
         fitted("own layer", FiniteCheck("skip"))
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+@pytest.mark.parametrize("case", with_slow_rest(["graph", "eager", "eager, Ftrl"], {"graph"}))
+def test_a_step_that_a_metric_ends_changes_no_weight(case, action):
+    """Checks Ftrl too, whose update is made before it is known to be finite."""
+    seen = []
+
+    class Weights(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append([v.numpy() for v in (*self.model.weights, self.model.optimizer.iterations)])
+            self.of = self.model
+
+    kept = Weights()
+    options = {"eager": "eager" in case, "optimizer": "ftrl" if "Ftrl" in case else "adam"}
+    with pytest.raises(NonFiniteError, match="cannot be skipped") as caught:
+        fitted("metric", FiniteCheck(action), kept, **options)
+    assert caught.value.report.first.frame.name == "y"
+    assert "The weights have their values from before the step." in caught.value.report.note
+    now = (*kept.of.weights, kept.of.optimizer.iterations)
+    for one, other in zip(now, seen[2], strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
 
 
 def test_a_class_out_of_range_keeps_its_error(monkeypatch):

@@ -25,7 +25,7 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.leaf_optimizers import non_finite_paths
+from tfwd.numerics.non_finite_variables import non_finite_paths
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
@@ -69,16 +69,17 @@ class FiniteCheck(keras.callbacks.Callback):
 
     Args:
         action: str. Reaction to a bad step. "raise" raises `tfwd.numerics.NonFiniteError`. "skip"
-            continues with the next batch. "restore" restores the weights, the optimizer's state and
-            all other variables from the end of the last epoch, and continues with the next batch.
-            The values are stored when all callbacks have begun the next epoch. A callback such as
-            Keras's `SwapEMAWeights`, which exchanges weights between epochs, may therefore be
-            anywhere in the list of callbacks. The new learning rate is `factor` times the lower of
-            two rates: the rate of the step and the rate at the end of that epoch. Metrics are not
-            restored: the metrics of an epoch include only its good steps. A bad step in the first
-            epoch raises the error, because there is nothing to restore. If all steps of an epoch
-            are bad, its metrics are NaN for the callbacks after this one: give this callback first.
-            Default "raise".
+            continues with the next batch. It raises the error too if an operation fails on NaN, as
+            a metric that uses labels as indices. "restore" restores the weights, the optimizer's
+            state and all other variables from the end of the last epoch, and continues with the
+            next batch. The values are stored when all callbacks have begun the next epoch. A
+            callback such as Keras's `SwapEMAWeights`, which exchanges weights between epochs, may
+            therefore be anywhere in the list of callbacks. The new learning rate is `factor` times
+            the lower of two rates: the rate of the step and the rate at the end of that epoch.
+            Metrics are not restored: the metrics of an epoch include only its good steps. A bad
+            step in the first epoch raises the error, because there is nothing to restore. If all
+            steps of an epoch are bad, its metrics are NaN for the callbacks after this one: give
+            this callback first. Default "raise".
         every_n_steps: int. Check one step in every N, and the first step of each `fit`. The other
             steps are Keras's own steps, without a check and its cost. They may make weights
             non-finite. Default 1.
@@ -392,6 +393,7 @@ class FiniteCheck(keras.callbacks.Callback):
             return
         if not self._diagnosis_of_model().data_are_finite(batch):
             report = self._placed(self._diagnose(batch))
+            self._is_first = False  # the weights were finite
             self._fail(report, "An operation failed on these data, so the step cannot be skipped.")
 
     def _diagnosis_of_model(self) -> Diagnosis:

@@ -22,9 +22,9 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
-from tfwd.numerics.checked_step import CheckedStep
+from tfwd.numerics.checked_step import CheckedStep, tracked
 from tfwd.numerics.checked_tensors import Frame, named, stored_values
-from tfwd.numerics.leaf_optimizers import non_finite_slots
+from tfwd.numerics.non_finite_variables import non_finite_slots
 from tfwd.numerics.tensor_measurements import Detail, Measurement, measure_tensor, of_argument
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
@@ -140,14 +140,18 @@ class Diagnosis:
     def _replicas(self, data: Any) -> list[list[Measurement]]:
         """Measures all tensors of a step, on each replica.
 
-        Only the data are measured if an operation refuses them.
+        Only the data are measured if an operation refuses them. The step has then ended before it
+        is undone, so it is undone here.
         """
         if self.has_bad_indices(data):
             return self._replicas_of_data(data)
+        before = [(variable, variable.read_value()) for variable in tracked(self._model)]
         try:
             outcome = self._step(data)
-        except tf.errors.InvalidArgumentError:
-            if self.data_are_finite(data):
+        except BaseException as error:
+            for variable, value in before:
+                variable.assign(value)
+            if not isinstance(error, tf.errors.InvalidArgumentError) or self.data_are_finite(data):
                 raise
             return self._replicas_of_data(data)
         return [

@@ -13,7 +13,8 @@ from tfwd import _keras
 from tfwd._keras import wrapped_optimizers
 from tfwd.numerics.bad_step_policy import BadStepPolicy
 from tfwd.numerics.checked_step import tracked
-from tfwd.numerics.leaf_optimizers import leaf_optimizers, non_finite_paths
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
+from tfwd.numerics.non_finite_variables import non_finite_paths
 
 
 class EpochSnapshot:

@@ -181,7 +181,13 @@ class CheckedStep:
                 steps.append(ReplicaStep(self, tentative, careful, past_methods))
                 return steps[-1](data)
 
-            logs, values = self.strategy.run(on_replica, args=(data,))
+            try:
+                logs, values = self.strategy.run(on_replica, args=(data,))
+            except BaseException:
+                if self.model.run_eagerly:  # an operation of the step has failed
+                    for variable, value in tentative.before(all_known=True):
+                        variable.assign(value)
+                raise
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
             self._traces.clear()  # only the last trace is used
