@@ -85,11 +85,14 @@ class UnknownAxisOrder:
         yields: bool. True if the sum with a tensor in a known order has that order. Default False.
         is_sequence: bool. True if a layer on the channels, which PyTorch has last, shows the order
             again. Default False.
+        mixes: bool. True if an axis merges positions and a part of the channels. Its entries have
+            an unknown order, also if it is the only axis with several entries. Default False.
     """
 
     reason: str
     yields: bool = False
     is_sequence: bool = False
+    mixes: bool = False
 
 
 # None: PyTorch has the same order, or nothing was flattened.

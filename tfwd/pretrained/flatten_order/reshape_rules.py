@@ -74,7 +74,7 @@ def flattened_order(
     if is_flattened(order):
         return UnknownFeatureOrder(f"'{name}' changes flattened features")
     if sum(size != 1 for size in shape) < 2:
-        return None
+        return _order_of_one_axis(order, is_last=is_vector(shape))
     if None in shape:
         is_known = is_order_of_torch(order) or (order is None and len(shape) < 3)
         return None if is_known else UnknownFeatureOrder(f"'{name}' flattens a size that varies")
@@ -128,8 +128,17 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     else:
         return None
     if _last_axis_keeps_order(order, shape, result):
-        return UnknownAxisOrder(reason)
+        mixes = getattr(order, "mixes", False) or _mixes_channels(shape, result)
+        return UnknownAxisOrder(reason, mixes=mixes)
     return UnknownFeatureOrder(reason)
+
+
+def _mixes_channels(shape: Shape, result: Shape) -> bool:
+    """Returns True if a reshape merges a part of the last axis with other axes."""
+    if None in shape or None in result:
+        return True
+    sizes = [math.prod(result[i:]) for i in range(len(result))]
+    return shape[-1] not in sizes
 
 
 def _flattens_after_time(order: AxisOrder, shape: Shape, result: Shape) -> bool:
@@ -152,13 +161,17 @@ def _order_beside_ones(order: AxisOrder, shape: Shape, result: Shape) -> AxisOrd
 
 
 def _last_axis_keeps_order(order: TensorOrder, shape: Shape, result: Shape) -> bool:
-    """Returns True if the entries on the last axis of a result have the same order in PyTorch."""
+    """Returns True if the entries on the last axis of a result have the same order in PyTorch.
+
+    Axes of size 1 at the end do not count.
+    """
+    last = next((entry for entry in reversed(result) if entry != 1), 1)
     size, start = 1, len(shape)
-    while start and size != result[-1] and shape[start - 1] is not None:
+    while start and size != last and shape[start - 1] is not None:
         start -= 1
         size *= shape[start]
-    if size != result[-1]:  # the last axis is divided, or merged with a part of an axis
-        return bool(result[-1] and shape[-1]) and shape[-1] % result[-1] == 0
+    if size != last:  # the last axis is divided, or merged with a part of an axis
+        return bool(last and shape[-1]) and shape[-1] % last == 0
     merged = shape[start:]
     if isinstance(order, tuple):
         return flattened_axes(merged, order[start:]) is None
@@ -177,13 +190,13 @@ def order_of_axes(
         name: str. Name of the operation.
     """
     if is_flattened(order):
-        if result[-1:] == (1,):
+        if result[-1:] == (1,) and shape[-1:] != (1,):
             return None
         is_last_kept = axes[-1:] == (len(shape) - 1,) and result[-1] == shape[-1]
         is_kept = is_last_kept and len(axes) < len(shape)  # it acts on other axes
         return order if is_kept else UnknownFeatureOrder(f"'{name}' changes flattened features")
     if len(result) < 2 or is_vector(result):
-        return None
+        return _order_of_one_axis(order, is_last=axes[-1:] == (len(shape) - 1,))
     if len(axes) > 1 and sorted(axes) == list(range(len(shape))):
         return permuted_order(order, axes, name)
     if not isinstance(order, tuple):
@@ -191,6 +204,18 @@ def order_of_axes(
     kept = sorted(order[axis] for axis in axes if axis >= 0 and order[axis] >= 0)
     known = {position: kept.index(position) for position in kept}
     return tuple(known.get(order[axis], -1) if axis >= 0 else -1 for axis in axes)
+
+
+def _order_of_one_axis(order: TensorOrder, *, is_last: bool) -> UnknownFeatureOrder | None:
+    """Returns the order of the only axis with several entries that is left of a tensor.
+
+    Args:
+        order: Order of the tensor's axes.
+        is_last: bool. True if it was the last axis.
+    """
+    if isinstance(order, UnknownAxisOrder) and order.mixes and not is_last:
+        return UnknownFeatureOrder(order.reason)
+    return None
 
 
 def order_across_examples(

@@ -1,0 +1,106 @@
+"""Reshapes of an image to one axis, or to parts of the channels: the order of positions is unknown.
+
+PyTorch's `view` divides the channels before the positions. Keras has the positions first.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from flattened_images import RNG, saved
+
+from tfwd.pretrained import Key, PlanError, load
+
+layers = keras.layers
+X = RNG.normal(size=(2, 4, 5, 3)).astype("float32")
+
+
+def dense(units, name):
+    return layers.Dense(units, name=name, use_bias=False)
+
+
+# Number of filters, layers between the convolution and the last layer, and their kernels in
+# PyTorch. The convolution has 4 x 5 positions.
+MODELS = {
+    "one number per capsule": (
+        6,
+        [layers.Reshape((40, 3)), dense(1, "k"), layers.Flatten()],
+        (1, 3),
+    ),
+    "length of capsules": (
+        6,
+        [layers.Reshape((40, 3)), layers.Lambda(lambda x: tf.reduce_sum(x**2, -1), (40,))],
+        None,
+    ),
+    "one channel": (2, [layers.Reshape((40, 1)), layers.Flatten()], None),
+    "one channel, squeezed": (
+        2,
+        [layers.Reshape((40, 1)), layers.Lambda(lambda x: tf.squeeze(x, -1), (40,))],
+        None,
+    ),
+    "one channel, a part": (
+        2,
+        [layers.Reshape((40, 1)), layers.Lambda(lambda x: x[:, ::2], (20, 1)), layers.Flatten()],
+        None,
+    ),
+    "one channel, twice": (2, [layers.Reshape((40, 1, 1)), layers.Reshape((40,))], None),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_features_of_the_last_layer_are_refused(name, tmp_path):
+    filters, between, shape = MODELS[name]
+    convolution = layers.Conv2D(filters, 1, name="c", use_bias=False)
+    model = keras.Sequential([keras.Input((4, 5, 3)), convolution, *between, dense(2, "f")])
+    weights = {"c.weight": RNG.normal(size=(filters, 3, 1, 1))}
+    weights["f.weight"] = RNG.normal(size=(2, model.layers[-1].kernel.shape[0]))
+    mapping = {"c": "c", "f": "f"}
+    if shape is not None:
+        weights["k.weight"], mapping["k"] = RNG.normal(size=shape), "k"
+    file = saved(tmp_path, weights)
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping=mapping)
+    load(model, file, mapping={**mapping, "f": Key("f", flattened=())})
+    np.testing.assert_allclose(model.layers[-1].kernel, weights["f.weight"].T, rtol=1e-6)
+
+
+# Layers on a sequence whose steps are the positions and channels of an image.
+ON_STEPS = {
+    "convolution": (lambda: layers.Conv1D(4, 3, name="k", use_bias=False), (4, 1, 3)),
+    "LSTM": (lambda: layers.LSTM(4, name="k", use_bias=False), (16, 1)),
+    "SimpleRNN": (lambda: layers.SimpleRNN(4, name="k", use_bias=False), (4, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", ON_STEPS)
+def test_a_layer_on_the_steps_is_refused(kind, tmp_path):
+    make, shape = ON_STEPS[kind]
+    convolution = layers.Conv2D(2, 1, name="c", use_bias=False)
+    reshape = layers.Reshape((40, 1))
+    model = keras.Sequential([keras.Input((4, 5, 3)), convolution, reshape, make()])
+    names = {"c.weight": (2, 3, 1, 1), "k.weight_ih_l0": shape, "k.weight_hh_l0": (shape[0], 4)}
+    mapping = {
+        "c": "c",
+        "(.*/)?k/.*/kernel": "k.weight_ih_l0",
+        "(.*/)?k/.*/recurrent_kernel": "k.weight_hh_l0",
+    }
+    if kind == "convolution":
+        names, mapping = {"c.weight": (2, 3, 1, 1), "k.weight": shape}, {"c": "c", "k": "k"}
+    file = saved(tmp_path, {name: RNG.normal(size=size) for name, size in names.items()})
+    with pytest.raises(PlanError, match="/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping=mapping)
+
+
+def test_channels_that_are_divided_alone(tmp_path):
+    """Checks that a sum over a part of the channels of each position is known to be PyTorch's."""
+    weights = {"c.weight": RNG.normal(size=(6, 3, 1, 1)), "f.weight": RNG.normal(size=(2, 3))}
+    convolution = layers.Conv2D(6, 1, name="c", use_bias=False)
+    parts = [
+        layers.Reshape((4, 5, 2, 3)),
+        layers.Lambda(lambda x: tf.reduce_sum(x, (1, 2, 3)), (3,)),
+    ]
+    model = keras.Sequential([keras.Input((4, 5, 3)), convolution, *parts, dense(2, "f")])
+    load(model, saved(tmp_path, weights), mapping={"c": "c", "f": "f"})
+    image = np.einsum("nhwi,oi->nohw", X, weights["c.weight"][:, :, 0, 0])
+    expected = image.reshape(2, 2, 3, 4, 5).sum((1, 3, 4)) @ weights["f.weight"].T
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
