@@ -177,6 +177,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._epoch = 0, 0  # numbers of steps and of bad steps before the epoch
         self._epoch_number = 1
         self._is_first, self._begun = True, False
+        self._left_out: frozenset[str] = frozenset()  # paths of weights that are not checked
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
         self._fitted: Any = None
         self._check: CheckedStep | None = None
@@ -214,7 +215,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._policy = self._new_policy()
         self._snapshot = None
         if self.action == "restore":
-            self._snapshot = EpochSnapshot(model, self._policy, self._patterns.choose_weight)
+            self._snapshot = EpochSnapshot(model, self._policy, self._checks_weight)
         if self.log_dir is not None or self.plot is not None:
             log_dir, plot = (
                 None if path is None else _keras.own_path(path, model)
@@ -377,11 +378,15 @@ class FiniteCheck(keras.callbacks.Callback):
 
     def _ignores(self, frame: Frame) -> bool:
         if frame.kind == "weight":
-            return not self._patterns.choose_weight(frame.name)
+            return not self._checks_weight(frame.name)
         return not self._patterns.choose(frame.name)
 
     def _bad_weights(self, *, states: bool) -> list[str]:
-        return non_finite_paths(self.model, self._patterns.choose_weight, states=states)
+        self._left_out = self._patterns.left_out_weights(self.model)
+        return non_finite_paths(self.model, self._checks_weight, states=states)
+
+    def _checks_weight(self, path: str) -> bool:
+        return path not in self._left_out
 
     def _checked_step(self, exact: bool = False) -> CheckedStep:
         logs = self._log is not None
@@ -394,7 +399,11 @@ class FiniteCheck(keras.callbacks.Callback):
         if not self._diagnosis_of_model().data_are_finite(batch):
             report = self._placed(self._diagnose(batch))
             self._is_first = False  # the weights were finite
-            self._fail(report, "An operation failed on these data, so the step cannot be skipped.")
+            self._fail(
+                report,
+                "An operation failed on these data, so the step cannot be skipped. Metrics and "
+                "states of layers may have changed.",
+            )
 
     def _diagnosis_of_model(self) -> Diagnosis:
         if self._diagnosis is None:

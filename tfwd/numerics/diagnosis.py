@@ -115,7 +115,7 @@ class Diagnosis:
         if self._indices is None:
             layers = map(type, _keras.layers.all_layers(self._model))
             takes_ids = any("Embedding" in kind.__name__ for kind in layers)
-            takes_classes = "sparse" in " ".join(_losses(self._model)).lower()
+            takes_classes = "sparse" in " ".join(_losses(self._model, types=True)).lower()
             self._indices = ("x",) * takes_ids + ("y",) * takes_classes
         together = _keras.has_workers(self._model.distribute_strategy)
         if not self._indices or together or self._model.jit_compile:
@@ -278,6 +278,9 @@ def _of_part(loss: Measurement, part: Evidence) -> Measurement:
     return loss._replace(frame=loss.frame._replace(source=(part.loss,), outputs=(part.output,)))
 
 
-def _losses(model: keras.Model) -> list[str]:
-    loss = _keras_losses.compiled_loss(model)[0]
-    return [loss_name(one) for one in tf.nest.flatten(loss) if one is not None]
+def _losses(model: keras.Model, *, types: bool = False) -> list[str]:
+    """Returns the names of the compiled losses, and of their types if `types` is True."""
+    losses = [
+        one for one in tf.nest.flatten(_keras_losses.compiled_loss(model)[0]) if one is not None
+    ]
+    return [*map(loss_name, losses), *(type(one).__name__ for one in losses * types)]

@@ -42,7 +42,7 @@ class Patterns:
     def check(self, model: Any, *others: str) -> None:
         """Raises a ValueError if a pattern matches no layer, no weight and none of `others`."""
         weights = [_keras.variables.path(variable) for variable in model.weights]
-        known = [*_layer_paths(model), *weights]
+        known = [*(path for path, _ in _layers(model)), *weights]
         each = [(what, one) for what, some in self._expressions.items() for one in some]
         for what, expression in each:
             if not any(path_patterns.matches(expression, path) for path in (*known, *others)):
@@ -52,9 +52,15 @@ class Patterns:
                     f"{' and others' if len(known) > 12 else ''}"
                 )
 
-    def choose_weight(self, path: str) -> bool:
-        """Returns True if a weight and its layer are selected."""
-        return self.choose(path) and self.choose(path.rpartition("/")[0])
+    def left_out_weights(self, model: Any) -> frozenset[str]:
+        """Returns the paths of the weights that are not selected, or whose layer is not selected.
+
+        The path of a weight need not contain the names of all layers around it.
+        """
+        layers = [layer for path, layer in _layers(model) if not self.choose(path)]
+        paths = [_keras.variables.path(v) for v in model.weights]
+        inside = [_keras.variables.path(v) for layer in layers for v in layer.weights]
+        return frozenset([*inside, *(path for path in paths if not self.choose(path))])
 
     def choose(self, name: str) -> bool:
         """Returns True if a layer or a weight is selected."""
@@ -65,7 +71,8 @@ class Patterns:
         return fits.get("include", True) and not fits.get("exclude", False)
 
 
-def _layer_paths(layer: Any, path: str = "") -> Iterator[str]:
+def _layers(layer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the paths of the layers inside a layer, each with its layer."""
     for inner in _keras.layers.sublayers(layer):
-        yield path + inner.name
-        yield from _layer_paths(inner, f"{path}{inner.name}/")
+        yield path + inner.name, inner
+        yield from _layers(inner, f"{path}{inner.name}/")
