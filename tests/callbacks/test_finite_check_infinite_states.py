@@ -91,3 +91,15 @@ def test_an_infinite_state_is_not_said_to_be_lost():
     with pytest.raises(NonFiniteError) as caught:
         fitted(0.0, np.inf, FiniteCheck(), bad=4)
     assert "The weights have their values from before the step." in caught.value.report.note
+
+
+@pytest.mark.parametrize("exclude", ["kept", "inner/kept", "inner"])
+def test_the_path_of_a_layer_in_a_nested_model(exclude):
+    """Checks that a layer's path leaves out its weights, whose paths lack the inner model."""
+    inputs = keras.Input((3,))
+    inner = keras.Sequential([keras.Input((3,)), Lowest(np.inf, np.inf, name="kept")], name="inner")
+    model = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    model.compile("sgd", "mse")
+    check = FiniteCheck("skip", exclude=exclude)
+    model.fit(X, X[:, :1], verbose=0, callbacks=[check])
+    assert check.skipped == 0 and int(model.optimizer.iterations) == 1

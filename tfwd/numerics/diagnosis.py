@@ -113,8 +113,8 @@ class Diagnosis:
         have to decide together.
         """
         if self._indices is None:
-            layers = map(type, _keras.layers.all_layers(self._model))
-            takes_ids = any("Embedding" in kind.__name__ for kind in layers)
+            layers = _keras.layers.all_layers(self._model)
+            takes_ids = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
             takes_classes = "sparse" in " ".join(_losses(self._model, types=True)).lower()
             self._indices = ("x",) * takes_ids + ("y",) * takes_classes
         together = _keras.has_workers(self._model.distribute_strategy)
@@ -280,7 +280,6 @@ def _of_part(loss: Measurement, part: Evidence) -> Measurement:
 
 def _losses(model: keras.Model, *, types: bool = False) -> list[str]:
     """Returns the names of the compiled losses, and of their types if `types` is True."""
-    losses = [
-        one for one in tf.nest.flatten(_keras_losses.compiled_loss(model)[0]) if one is not None
-    ]
+    compiled = tf.nest.flatten(_keras_losses.compiled_loss(model)[0])
+    losses = [one for one in compiled if one is not None]
     return [*map(loss_name, losses), *(type(one).__name__ for one in losses * types)]
