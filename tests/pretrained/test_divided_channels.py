@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from flattened_images import RNG, saved
+from stack_marks import IS_KERAS_2
 
 from tfwd.pretrained import Key, PlanError, load
 
@@ -26,6 +27,11 @@ MODELS = {
         6,
         [layers.Reshape((40, 3)), dense(1, "k"), layers.Flatten()],
         (1, 3),
+    ),
+    "height and width exchanged": (
+        6,
+        [layers.Permute((2, 1, 3)), layers.Reshape((20, 6)), dense(1, "k"), layers.Flatten()],
+        (1, 6),
     ),
     "length of capsules": (
         6,
@@ -64,31 +70,46 @@ def test_the_features_of_the_last_layer_are_refused(name, tmp_path):
     np.testing.assert_allclose(model.layers[-1].kernel, weights["f.weight"].T, rtol=1e-6)
 
 
-# Layers on a sequence whose steps are the positions and channels of an image.
+# Layers on a sequence whose steps are the positions and parts of the channels of an image.
 ON_STEPS = {
-    "convolution": (lambda: layers.Conv1D(4, 3, name="k", use_bias=False), (4, 1, 3)),
-    "LSTM": (lambda: layers.LSTM(4, name="k", use_bias=False), (16, 1)),
-    "SimpleRNN": (lambda: layers.SimpleRNN(4, name="k", use_bias=False), (4, 1)),
+    "convolution": lambda: layers.Conv1D(4, 3, name="k", use_bias=False),
+    "LSTM": lambda: layers.LSTM(4, name="k", use_bias=False),
+    "SimpleRNN": lambda: layers.SimpleRNN(4, name="k", use_bias=False),
 }
 
 
+@pytest.mark.parametrize("part", [1, 3])
 @pytest.mark.parametrize("kind", ON_STEPS)
-def test_a_layer_on_the_steps_is_refused(kind, tmp_path):
-    make, shape = ON_STEPS[kind]
-    convolution = layers.Conv2D(2, 1, name="c", use_bias=False)
-    reshape = layers.Reshape((40, 1))
-    model = keras.Sequential([keras.Input((4, 5, 3)), convolution, reshape, make()])
-    names = {"c.weight": (2, 3, 1, 1), "k.weight_ih_l0": shape, "k.weight_hh_l0": (shape[0], 4)}
-    mapping = {
-        "c": "c",
-        "(.*/)?k/.*/kernel": "k.weight_ih_l0",
-        "(.*/)?k/.*/recurrent_kernel": "k.weight_hh_l0",
-    }
+def test_a_layer_on_the_steps_is_refused(kind, part, tmp_path):
+    convolution = layers.Conv2D(2 * part, 1, name="c", use_bias=False)
+    reshape = layers.Reshape((40, part))
+    model = keras.Sequential([keras.Input((4, 5, 3)), convolution, reshape, ON_STEPS[kind]()])
+    weights = {"c.weight": RNG.normal(size=(2 * part, 3, 1, 1))}
+    shapes = [weight.shape for weight in model.layers[-1].weights]
+    kernels = {"kernel": "k.weight_ih_l0", "recurrent_kernel": "k.weight_hh_l0"}
+    mapping = {"c": "c", **{f"(.*/)?k/.*/{name}": key for name, key in kernels.items()}}
     if kind == "convolution":
-        names, mapping = {"c.weight": (2, 3, 1, 1), "k.weight": shape}, {"c": "c", "k": "k"}
-    file = saved(tmp_path, {name: RNG.normal(size=size) for name, size in names.items()})
+        kernels, mapping = {"kernel": "k.weight"}, {"c": "c", "k": "k"}
+    for key, shape in zip(kernels.values(), shapes, strict=True):
+        weights[key] = RNG.normal(size=tuple(shape)[::-1])
     with pytest.raises(PlanError, match="/kernel': .*PyTorch flattens channels first"):
-        load(model, file, mapping=mapping)
+        load(model, saved(tmp_path, weights), mapping=mapping)
+
+
+@pytest.mark.parametrize("name", ["transpose", "einsum"])
+def test_a_permutation_by_a_function_in_a_graph(name, tmp_path):
+    """Checks that a function is not known to be in PyTorch's model, as a `Permute` is not."""
+    functions = tf if IS_KERAS_2 else keras.ops
+    inputs = keras.Input((6, 3))
+    rows = layers.Dense(4, name="d", use_bias=False)(inputs)
+    if name == "transpose":
+        exchanged = functions.transpose(rows, (0, 2, 1))
+    else:
+        exchanged = functions.einsum("btc->bct", rows)
+    model = keras.Model(inputs, dense(2, "f")(layers.Flatten()(exchanged)))
+    weights = {"d.weight": RNG.normal(size=(4, 3)), "f.weight": RNG.normal(size=(2, 24))}
+    with pytest.raises(PlanError, match="'f/kernel': .*permutes like"):
+        load(model, saved(tmp_path, weights), mapping={"d": "d", "f": "f"})
 
 
 def test_channels_that_are_divided_alone(tmp_path):

@@ -26,6 +26,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     keeps_axes_whole,
     makes_images,
     may_exchange_axes,
+    permutes_like_a_function,
     reorders_channels,
     weights_of,
 )
@@ -50,6 +51,7 @@ from tfwd.pretrained.flatten_order.reshape_rules import (
     order_across_examples,
     permuted_order,
     reshaped_order,
+    unknown_permutation,
 )
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
@@ -164,6 +166,8 @@ def _required_input_order(
         for owner in owners:
             recorder.record(owner, "outputs", made, is_backward=True)
         return None if owners else made
+    if permutes_like_a_function(layer) and isinstance(required, tuple) and result:
+        return unknown_permutation(layer.name)
     if not may_be_image(required) or not len(result):
         return None
     reason = f"'{layer.name}' makes an image of {result}"

@@ -31,6 +31,7 @@ from tfwd.pretrained.flatten_order.layer_groups import (
     keeps_axes_whole,
     makes_images,
     may_exchange_axes,
+    permutes_like_a_function,
     weights_of,
 )
 from tfwd.pretrained.flatten_order.orders import (
@@ -54,6 +55,7 @@ from tfwd.pretrained.flatten_order.reshape_rules import (
     order_after_reshape,
     order_of_axes,
     permuted_order,
+    unknown_permutation,
 )
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation
 
@@ -214,6 +216,8 @@ def _other_axis_order(
         if not has_units and not keeps_axes_whole(layer, shape, result):
             return UnknownFeatureOrder(reason)
         return UnknownAxisOrder(reason)
+    if permutes_like_a_function(layer) and isinstance(orders[0], tuple):
+        return unknown_permutation(layer.name)
     if has_own_convolution(layer, shapes[0]):
         return UnknownAxisOrder(f"'{layer.name}' is a custom layer, and may be a convolution")
     return None

@@ -84,6 +84,8 @@ def order_of_positions(layer: Any, order: TensorOrder, shape: Shape) -> UnknownF
         order: Order of the axes of its input.
         shape: Shape of its input.
     """
+    if isinstance(order, UnknownAxisOrder) and order.mixes:
+        return UnknownFeatureOrder(order.reason)
     if not isinstance(order, tuple):
         return None
     channels = image_axes(layer, len(shape)).index(0)

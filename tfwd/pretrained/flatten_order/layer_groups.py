@@ -81,6 +81,7 @@ _IMAGE_OPERATION = re.compile(
     r"(depthwise|separable|atrous|adaptive)?(conv(\d|transpose|$)|(max|avg|average)pool)"
 )
 # Operations that may reorder the entries of a tensor without changing its shape.
+_PERMUTATIONS = ("transpose", "permute", "swapaxes", "moveaxis", "einsum")
 _REORDERING_OPERATIONS = (
     *("transpose", "permute", "flip", "reverse", "roll", "swapaxes", "moveaxis", "sort", "rot90"),
     *("dot", "matmul", "einsum", "tensordot", "gather", "take"),
@@ -147,6 +148,17 @@ def may_exchange_axes(layer: Any, shape: Shape) -> bool:
         layer, keras.layers.Lambda
     )
     return is_function and not is_known and shape[-1] != 1 and shape[-1] in shape[:-1]
+
+
+def permutes_like_a_function(layer: Any) -> bool:
+    """Returns True for a function that may only permute axes, such as `tf.transpose`.
+
+    The axes of most such functions are known in a traced call. An `einsum` with a weight is a
+    product.
+    """
+    if isinstance(layer, TracedOperation) and layer.table_axes:
+        return False
+    return operation_name(layer).replace("_", "") in _PERMUTATIONS
 
 
 def combines_entries_one_by_one(layer: Any) -> bool:

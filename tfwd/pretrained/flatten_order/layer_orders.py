@@ -122,6 +122,8 @@ class OrderRecorder:
         if cells := recurrent_cells(layer):
             if not any(map(is_flattened, orders[1:])):  # initial states
                 order = flattened[0] if flattened else None
+            if isinstance(orders[0], UnknownAxisOrder) and orders[0].mixes:
+                order = UnknownFeatureOrder(orders[0].reason)  # the order of the steps
             for cell in cells:
                 self._record_cell(cell, order, shapes[0])
         elif isinstance(layer, keras.layers.EinsumDense):

@@ -87,12 +87,15 @@ class UnknownAxisOrder:
             again. Default False.
         mixes: bool. True if an axis merges positions and a part of the channels. Its entries have
             an unknown order, also if it is the only axis with several entries. Default False.
+        is_permuted: bool. True if a permutation of known axes made the order unknown. Default
+            False.
     """
 
     reason: str
     yields: bool = False
     is_sequence: bool = False
     mixes: bool = False
+    is_permuted: bool = False
 
 
 # None: PyTorch has the same order, or nothing was flattened.

@@ -46,8 +46,13 @@ def permuted_order(order: TensorOrder, axes: Sequence[int], name: str) -> Tensor
         return MovedImageAxes(permuted) if is_image(order) else permuted
     if permuted == order:
         return permuted
+    return unknown_permutation(name)
+
+
+def unknown_permutation(name: str) -> UnknownAxisOrder:
+    """Returns the order after a permutation that PyTorch's model may lack."""
     return UnknownAxisOrder(
-        f"the model does not show whether PyTorch's model permutes like '{name}'"
+        f"the model does not show whether PyTorch's model permutes like '{name}'", is_permuted=True
     )
 
 
@@ -128,7 +133,9 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     else:
         return None
     if _last_axis_keeps_order(order, shape, result):
-        mixes = getattr(order, "mixes", False) or _mixes_channels(shape, result)
+        mixes = _mixes_channels(shape, result)
+        if isinstance(order, UnknownAxisOrder):
+            mixes = mixes or order.mixes or (order.is_permuted and len(result) < len(shape))
         return UnknownAxisOrder(reason, mixes=mixes)
     return UnknownFeatureOrder(reason)
 
