@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from finite_check_fits import tf_variable
 from planted_nan_models import state
+from replicas import two_replicas
 from tables_by_make_target import with_slow_rest
 
 from tfwd.callbacks import FiniteCheck
@@ -132,3 +134,22 @@ def test_a_class_out_of_range_keeps_its_error(monkeypatch):
 def test_labels_that_are_left_out_of_the_check_keep_their_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="outside the valid range"):
         fitted("labels", FiniteCheck(exclude="y"))
+
+
+def test_a_step_that_a_metric_ends_on_two_replicas():
+    """Checks that the weights of both replicas stay as they were."""
+    strategy = two_replicas()
+    with strategy.scope():
+        layers_ = [layers.Dense(6, "relu"), layers.BatchNormalization(), layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers_])
+        metrics = [table_entry]
+        model.compile("adam", "mse", metrics=metrics, jit_compile=False)
+    labels = (CLASSES[:, None] > 1).astype("float32")
+    model.fit(X[:8], labels[:8], batch_size=8, verbose=0)
+    before = [v.numpy() for v in model.trainable_weights]
+    bad = np.where(np.arange(8)[:, None] == 5, np.nan, labels[:8])
+    with pytest.raises(NonFiniteError, match="cannot be skipped"):
+        model.fit(X[:8], bad, batch_size=8, verbose=0, callbacks=[FiniteCheck("skip")])
+    for variable, value in zip(model.trainable_weights, before, strict=True):
+        for copy in strategy.experimental_local_results(tf_variable(variable)):
+            np.testing.assert_array_equal(copy.numpy(), value)

@@ -55,7 +55,7 @@ class Tentative:
         self._graph = _keras.present_graph()
         self._good: dict[int, tf.Tensor] = {}
         self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
-        self._known = [part for variable in known for part in _parts(variable)]
+        self._known = [part for variable in known for part in replica_parts(variable)]
         self._assigned: dict[int, tf.Variable] = {}
         self._leaves_branches = False
 
@@ -91,7 +91,7 @@ class Tentative:
 
     def keep(self, variable: tf.Variable) -> None:
         """Stores the value of a variable that is not assigned to yet, as for `known` variables."""
-        for part in _parts(variable):
+        for part in replica_parts(variable):
             self._keep(part)
 
     @property
@@ -161,7 +161,8 @@ def agreed(good: tf.Tensor) -> tf.Tensor:
     return bad == 0
 
 
-def _parts(variable: Any) -> list[tf.Variable]:
+def replica_parts(variable: Any) -> list[tf.Variable]:
+    """Returns the copies of a variable on the replicas, or the variable if it has no copies."""
     variable = _keras.variables.tf_variable(variable)
     parts = getattr(variable, "values", None)
     return list(parts) if isinstance(parts, (list, tuple)) else [variable]

@@ -177,7 +177,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._epoch = 0, 0  # numbers of steps and of bad steps before the epoch
         self._epoch_number = 1
         self._is_first, self._begun = True, False
-        self._left_out: frozenset[str] = frozenset()  # paths of weights that are not checked
+        self._left_out: frozenset[str] | None = None  # paths of weights that are not checked
         self._past: deque[dict[str, float]] = deque(maxlen=max(history, 1))
         self._fitted: Any = None
         self._check: CheckedStep | None = None
@@ -211,7 +211,7 @@ class FiniteCheck(keras.callbacks.Callback):
             self.reports, self.skipped, self.scaled_down = [], 0, 0
             self._step, self._fitted, self._due = 0, model, None
         self._past.clear()
-        self._is_first = True
+        self._is_first, self._left_out = True, None
         self._policy = self._new_policy()
         self._snapshot = None
         if self.action == "restore":
@@ -382,10 +382,11 @@ class FiniteCheck(keras.callbacks.Callback):
         return not self._patterns.choose(frame.name)
 
     def _bad_weights(self, *, states: bool) -> list[str]:
-        self._left_out = self._patterns.left_out_weights(self.model)
         return non_finite_paths(self.model, self._checks_weight, states=states)
 
     def _checks_weight(self, path: str) -> bool:
+        if self._left_out is None:  # the weights are known after the first step
+            self._left_out = self._patterns.left_out_weights(self.model)
         return path not in self._left_out
 
     def _checked_step(self, exact: bool = False) -> CheckedStep:

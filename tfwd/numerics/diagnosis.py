@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
+from tfwd._graph.tentative_assignments import replica_parts
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite, can_be_non_finite
@@ -145,12 +146,13 @@ class Diagnosis:
         """
         if self.has_bad_indices(data):
             return self._replicas_of_data(data)
-        before = [(variable, variable.read_value()) for variable in tracked(self._model)]
+        parts = [part for variable in tracked(self._model) for part in replica_parts(variable)]
+        before = [(part, part.read_value()) for part in parts]
         try:
             outcome = self._step(data)
         except BaseException as error:
-            for variable, value in before:
-                variable.assign(value)
+            for part, value in before:
+                part.assign(value)
             if not isinstance(error, tf.errors.InvalidArgumentError) or self.data_are_finite(data):
                 raise
             return self._replicas_of_data(data)
