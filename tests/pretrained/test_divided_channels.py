@@ -33,6 +33,26 @@ MODELS = {
         [layers.Permute((2, 1, 3)), layers.Reshape((20, 6)), dense(1, "k"), layers.Flatten()],
         (1, 6),
     ),
+    "divided, then merged": (
+        6,
+        [layers.Reshape((4, 5, 2, 3)), layers.Reshape((40, 3)), dense(1, "k"), layers.Flatten()],
+        (1, 3),
+    ),
+    "number per capsule and step": (
+        6,
+        [layers.Reshape((40, 3)), layers.TimeDistributed(dense(1, "k")), layers.Flatten()],
+        (1, 3),
+    ),
+    "layer per step": (
+        6,
+        [layers.Reshape((20, 6)), layers.TimeDistributed(dense(3, "k")), layers.Flatten()],
+        (3, 6),
+    ),
+    "upsampled after an exchange": (
+        6,
+        [layers.Permute((2, 1, 3)), layers.UpSampling2D(), layers.Flatten()],
+        None,
+    ),
     "length of capsules": (
         6,
         [layers.Reshape((40, 3)), layers.Lambda(lambda x: tf.reduce_sum(x**2, -1), (40,))],
@@ -125,3 +145,72 @@ def test_channels_that_are_divided_alone(tmp_path):
     image = np.einsum("nhwi,oi->nohw", X, weights["c.weight"][:, :, 0, 0])
     expected = image.reshape(2, 2, 3, 4, 5).sum((1, 3, 4)) @ weights["f.weight"].T
     np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_steps_of_two_images_that_are_joined(tmp_path):
+    """Checks that the mixed one of two images counts, in any order."""
+    inputs = keras.Input((4, 5, 3))
+    parts = [
+        layers.Reshape((-1, 3))(layers.Conv2D(filters, 1, name=name, use_bias=False)(inputs))
+        for filters, name in ((3, "c"), (6, "d"))
+    ]
+    joined = dense(1, "k")(layers.Concatenate(axis=1)(parts))
+    model = keras.Model(inputs, dense(2, "f")(layers.Flatten()(joined)))
+    weights = {
+        "c.weight": RNG.normal(size=(3, 3, 1, 1)),
+        "d.weight": RNG.normal(size=(6, 3, 1, 1)),
+        "k.weight": RNG.normal(size=(1, 3)),
+        "f.weight": RNG.normal(size=(2, 60)),
+    }
+    with pytest.raises(PlanError, match="'f/kernel'"):
+        load(model, saved(tmp_path, weights), mapping={name: name for name in "cdkf"})
+
+
+def test_a_convolution_after_an_exchange_of_height_and_width(tmp_path):
+    first, second = (layers.Conv2D(6, 2, name=name, use_bias=False) for name in "cd")
+    parts = [first, layers.Permute((2, 1, 3)), second, layers.GlobalAveragePooling2D()]
+    model = keras.Sequential([keras.Input((4, 5, 3)), *parts])
+    weights = {
+        "c.weight": RNG.normal(size=(6, 3, 2, 2)),
+        "d.weight": RNG.normal(size=(6, 6, 2, 2)),
+    }
+    with pytest.raises(PlanError, match="'d/kernel'"):
+        load(model, saved(tmp_path, weights), mapping={"c": "c", "d": "d"})
+
+
+def test_pooling_of_the_images_of_a_sequence(tmp_path):
+    """Checks that PyTorch's model may pool each image, and then has the time first."""
+    convolution = layers.Conv2D(6, 1, name="c", use_bias=False)
+    parts = [layers.TimeDistributed(convolution), layers.MaxPooling3D((1, 2, 2)), layers.Flatten()]
+    model = keras.Sequential([keras.Input((2, 4, 4, 3)), *parts, dense(2, "f")])
+    weights = {"c.weight": RNG.normal(size=(6, 3, 1, 1)), "f.weight": RNG.normal(size=(2, 48))}
+    with pytest.raises(PlanError, match="'f/kernel'"):
+        load(model, saved(tmp_path, weights), mapping={"(.*/)?c": "c", "f": "f"})
+
+
+def test_a_batch_normalization_of_steps(tmp_path):
+    """Checks a weight for each step, with as many steps as channels."""
+    convolution = layers.Conv1D(5, 1, name="c", use_bias=False)
+    norm = layers.BatchNormalization(axis=1, center=False, name="n")
+    model = keras.Sequential([keras.Input((5, 3)), convolution, norm])
+    names = {"weight": 1, "running_mean": 0, "running_var": 1}
+    weights = {f"n.{name}": np.full(5, float(value)) for name, value in names.items()}
+    weights["c.weight"] = RNG.normal(size=(5, 3, 1))
+    with pytest.raises(PlanError, match="'n/gamma'"):
+        load(model, saved(tmp_path, weights), mapping={"c": "c", "n": "n"})
+
+
+def test_a_functional_model_with_the_time_first(tmp_path):
+    """Checks that an axis of examples that moves is not taken for a permutation."""
+    functions = tf if IS_KERAS_2 else keras.ops
+    inputs = keras.Input((6, 3))
+    first = functions.transpose(dense(4, "d")(inputs), (1, 0, 2))  # [time, examples, features]
+    back = functions.transpose(dense(5, "e")(first), (1, 0, 2))
+    model = keras.Model(inputs, dense(2, "f")(layers.Reshape((30,))(back)))
+    shapes = {"d.weight": (4, 3), "e.weight": (5, 4), "f.weight": (2, 30)}
+    weights = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+    load(model, saved(tmp_path, weights), mapping={name: name for name in "def"})
+    x = RNG.normal(size=(2, 6, 3)).astype("float32")
+    rows = x @ weights["d.weight"].T @ weights["e.weight"].T
+    expected = rows.reshape(2, 30) @ weights["f.weight"].T
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

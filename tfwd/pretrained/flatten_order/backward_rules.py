@@ -166,7 +166,7 @@ def _required_input_order(
         for owner in owners:
             recorder.record(owner, "outputs", made, is_backward=True)
         return None if owners else made
-    if permutes_like_a_function(layer) and isinstance(required, tuple) and result:
+    if permutes_like_a_function(layer, shape, result) and isinstance(required, tuple) and result:
         return unknown_permutation(layer.name)
     if not may_be_image(required) or not len(result):
         return None

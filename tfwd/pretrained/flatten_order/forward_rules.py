@@ -41,6 +41,7 @@ from tfwd.pretrained.flatten_order.orders import (
     UnknownFeatureOrder,
     after_moved_image,
     common_order,
+    first_unknown,
     flattens_differently,
     is_flattened,
     is_image,
@@ -99,6 +100,8 @@ def _output_order(
             return order if is_unknown else _on_sequence(layer)
         if isinstance(layer, IMAGE_LAYERS) and (other := order_of_positions(layer, order, shape)):
             return UnknownAxisOrder(other.reason)
+        if not weights_of(layer) and (elsewhere := _axes_elsewhere(layer, order, shape)):
+            return elsewhere
         return order_after(layer, image_axes(layer, len(result)), result)
     if isinstance(layer, keras.layers.EinsumDense):
         return einsum_output_order(layer, order, shape, result)
@@ -132,7 +135,7 @@ def _output_order(
             return order_after(layer, order, result)
         if len(result) > 1 and any(map(is_image, orders)):
             return UnknownAxisOrder(f"'{layer.name}' joins an image with tensors of another order")
-        return next((one for one in orders if isinstance(one, UnknownAxisOrder)), None)
+        return first_unknown(orders)
     if has_image_layers(layer) and is_image(order) and len(result) == len(shape):
         return order_after(layer, order, result)
     is_elementwise = result in shapes or combines_entries_one_by_one(layer)
@@ -157,6 +160,18 @@ def _keeps_axes(layer: Any, order: TensorOrder) -> bool:
     A layer with convolutions is assumed to return an image if it takes an image.
     """
     return not has_image_layers(layer) or not (order is None or is_order_of_torch(order))
+
+
+def _axes_elsewhere(layer: Any, order: TensorOrder, shape: Shape) -> UnknownAxisOrder | None:
+    """Returns the order after pooling or padding of other axes than Keras's of an image.
+
+    PyTorch's model may pool each step of a sequence, or take the mean along an axis.
+    """
+    if isinstance(order, UnknownAxisOrder):
+        return order if order.is_permuted or order.mixes else None
+    if len(shape) < 3 or not isinstance(order, tuple) or order == image_axes(layer, len(shape)):
+        return None
+    return UnknownAxisOrder(f"'{layer.name}' is on axes that PyTorch's model may have elsewhere")
 
 
 def _on_sequence(layer: Any) -> UnknownAxisOrder:
@@ -215,8 +230,8 @@ def _other_axis_order(
             continue
         if not has_units and not keeps_axes_whole(layer, shape, result):
             return UnknownFeatureOrder(reason)
-        return UnknownAxisOrder(reason)
-    if permutes_like_a_function(layer) and isinstance(orders[0], tuple):
+        return order if isinstance(order, UnknownAxisOrder) else UnknownAxisOrder(reason)
+    if permutes_like_a_function(layer, shapes[0], result) and isinstance(orders[0], tuple):
         return unknown_permutation(layer.name)
     if has_own_convolution(layer, shapes[0]):
         return UnknownAxisOrder(f"'{layer.name}' is a custom layer, and may be a convolution")
@@ -233,6 +248,8 @@ def _other_feature_order(
         )
     if None in shape or None in result or not shape or _has_units(layer, result[0]):
         return None  # a tensor of unknown length is not flattened to features
+    if isinstance(order, UnknownAxisOrder) and order.mixes and result != shape[-1:]:
+        return UnknownFeatureOrder(order.reason)
     # A custom layer may also pool. Global pooling returns a feature for each channel.
     may_flatten = result[0] != shape[-1] and not is_operation(layer)
     if math.prod(shape) != result[0] and not may_flatten:

@@ -84,7 +84,7 @@ def order_of_positions(layer: Any, order: TensorOrder, shape: Shape) -> UnknownF
         order: Order of the axes of its input.
         shape: Shape of its input.
     """
-    if isinstance(order, UnknownAxisOrder) and order.mixes:
+    if isinstance(order, UnknownAxisOrder) and (order.mixes or (order.is_permuted and shape[2:])):
         return UnknownFeatureOrder(order.reason)
     if not isinstance(order, tuple):
         return None

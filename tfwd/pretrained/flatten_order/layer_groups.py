@@ -150,13 +150,15 @@ def may_exchange_axes(layer: Any, shape: Shape) -> bool:
     return is_function and not is_known and shape[-1] != 1 and shape[-1] in shape[:-1]
 
 
-def permutes_like_a_function(layer: Any) -> bool:
-    """Returns True for a function that may only permute axes, such as `tf.transpose`.
+def permutes_like_a_function(layer: Any, shape: Shape, result: Shape) -> bool:
+    """Returns True for a function that may only permute the axes of an example.
 
     The axes of most such functions are known in a traced call. An `einsum` with a weight is a
-    product.
+    product. An axis of unknown size may be the axis of the examples, which has moved.
     """
     if isinstance(layer, TracedOperation) and layer.table_axes:
+        return False
+    if None in (*shape, *result):
         return False
     return operation_name(layer).replace("_", "") in _PERMUTATIONS
 

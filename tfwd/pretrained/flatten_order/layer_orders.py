@@ -265,6 +265,7 @@ def _has_weights_per_position(layer: Any, order: TensorOrder) -> bool:
     axes: list[int] = []
     if isinstance(layer, keras.layers.PReLU):
         axes = [axis for axis, size in enumerate(layer.alpha.shape) if size != 1]
-    elif isinstance(layer, FIRST_AXIS_LAYERS) and isinstance(layer.axis, int):
-        axes = [layer.axis - 1 if layer.axis > 0 else layer.axis]
+    elif isinstance(layer, FIRST_AXIS_LAYERS):
+        given = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+        axes = [axis - 1 if axis > 0 else axis for axis in given]
     return len(axes) == 1 and order[axes[0]] != 0

@@ -87,8 +87,8 @@ class UnknownAxisOrder:
             again. Default False.
         mixes: bool. True if an axis merges positions and a part of the channels. Its entries have
             an unknown order, also if it is the only axis with several entries. Default False.
-        is_permuted: bool. True if a permutation of known axes made the order unknown. Default
-            False.
+        is_permuted: bool. True if a permutation, or a division of the channels, made the order
+            unknown. Axes that are merged then are mixed. Default False.
     """
 
     reason: str
@@ -231,9 +231,14 @@ def common_order(orders: Iterable[TensorOrder], conflict: str, of_axes: str) -> 
     weak = [o for o in distinct if o is None or (isinstance(o, UnknownAxisOrder) and o.yields)]
     strong = [order for order in distinct if order not in weak]
     if len(strong) > 1:
-        unknown = [order for order in strong if isinstance(order, UnknownAxisOrder)]
-        return unknown[0] if unknown else UnknownAxisOrder(of_axes)
+        return first_unknown(strong) or UnknownAxisOrder(of_axes)
     return (strong or [order for order in weak if order is not None] or [None])[0]
+
+
+def first_unknown(orders: Iterable[TensorOrder]) -> UnknownAxisOrder | None:
+    """Returns the first unknown order, but one that mixes positions and channels before others."""
+    unknown = [order for order in orders if isinstance(order, UnknownAxisOrder)]
+    return next((order for order in unknown if order.mixes), next(iter(unknown), None))
 
 
 def is_order_of_torch(order: TensorOrder) -> bool:

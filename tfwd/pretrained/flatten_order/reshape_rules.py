@@ -133,10 +133,11 @@ def reshaped_order(order: TensorOrder, shape: Shape, result: Shape, name: str) -
     else:
         return None
     if _last_axis_keeps_order(order, shape, result):
-        mixes = _mixes_channels(shape, result)
+        mixes, is_permuted = _mixes_channels(shape, result), result[-1] != shape[-1]
         if isinstance(order, UnknownAxisOrder):
             mixes = mixes or order.mixes or (order.is_permuted and len(result) < len(shape))
-        return UnknownAxisOrder(reason, mixes=mixes)
+            is_permuted = is_permuted or order.is_permuted
+        return UnknownAxisOrder(reason, mixes=mixes, is_permuted=is_permuted)
     return UnknownFeatureOrder(reason)
 
 

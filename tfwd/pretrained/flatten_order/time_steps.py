@@ -12,6 +12,7 @@ from tfwd.pretrained.flatten_order.orders import (
     TensorOrder,
     UnknownAxisOrder,
     UnknownFeatureOrder,
+    first_unknown,
     is_flattened,
 )
 
@@ -31,8 +32,11 @@ def for_one_time_step(
         orders: Orders that the function takes, with the axis of time.
         shapes, results: Shapes of the wrapper's inputs and outputs.
     """
+    inner = unwrapped(layer.layer)
+    if isinstance(inner, keras.layers.Dense):  # it acts on the last axis, also without the wrapper
+        return function(inner, orders, shapes, results)
     found = function(
-        unwrapped(layer.layer),
+        inner,
         [without_time(order) for order in orders],
         [shape[1:] for shape in shapes],
         [shape[1:] for shape in results],
@@ -44,7 +48,7 @@ def for_one_time_step(
             UnknownFeatureOrder(reason) if is_flattened(order) else UnknownAxisOrder(reason)
             for order in found
         ]
-    return [with_time(order) for order in found]
+    return [with_time(order) or first_unknown(orders) for order in found]
 
 
 def without_time(order: TensorOrder) -> TensorOrder:
