@@ -857,7 +857,7 @@ DEFECTS = [
     Defect(
         "a sum of an image and a sequence has no order",
         "tfwd/pretrained/flatten_order/orders.py",
-        "return unknown[0] if unknown else UnknownAxisOrder(of_axes)",
+        "return first_unknown(strong) or UnknownAxisOrder(of_axes)",
         "return None",
         ("tests/pretrained/test_orders_that_nothing_proves.py", "-k", "sum"),
     ),

@@ -28,7 +28,7 @@ def test_dense(tmp_path):
     weight, bias, x = normal(3, 4), normal(3), normal(2, 4)
     tensors = {"fc.weight": weight, "fc.bias": bias}
     model = loaded(layers.Dense(3, name="d"), (4,), tensors, tmp_path, {"d": "fc"})
-    np.testing.assert_allclose(model(x), x @ weight.T + bias, rtol=1e-5)
+    np.testing.assert_allclose(model(x), x @ weight.T + bias, rtol=1e-5, atol=1e-5)
 
 
 def test_a_square_kernel_is_transposed_too(tmp_path):
