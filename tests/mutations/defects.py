@@ -939,6 +939,20 @@ DEFECTS = [
         ("tests/in_place/test_several_parametrizations.py", "-k", "order_of_the_calls"),
     ),
     Defect(
+        "a report blames an input that the layer does not read",
+        "tfwd/numerics/causes/evidence.py",
+        'first.direction != "forward" or name in first.origins',
+        "True",
+        ("tests/numerics/test_causes_by_input.py", "-k", "not_read and eager"),
+    ),
+    Defect(
+        "a layer that reads the shape of an input is said to read its numbers",
+        "tfwd/_graph/tensor_origins.py",
+        "if kind in _READ_SHAPES:",
+        "if False:",
+        ("tests/test_tensor_origins.py",),
+    ),
+    Defect(
         "an interrupted FiniteCheck removes the next one",
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",

@@ -99,11 +99,13 @@ def test_rows_that_are_masked_are_told_from_others():
     """Checks rows that are masked: a mask with one value in each row tells nothing."""
     values = np.ones((3, 4))
     values[1] = np.nan
-    bad = found("output", "pool", values, "Pool")
+    bad = found("output", "pool", values, "Pool", origins=("x[1]",))
     mask = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0]], bool)
     (cause,) = all_masked(evidence(bad, given={"x[1]": mask}))
     assert "row 1 of the batch, and only there all elements of 'x[1]' are False" in cause.evidence
     assert not list(all_masked(evidence(bad, given={"x[1]": mask[:, 1:2] & np.ones((3, 3), bool)})))
+    other = found("output", "pool", values, "Pool", origins=("x[0]",))
+    assert not list(all_masked(evidence(other, given={"x[1]": mask})))
 
 
 @pytest.mark.parametrize("skipped", [0, 2])

@@ -49,6 +49,8 @@ class Frame(NamedTuple):
         has_time: bool. The second axis of the measured tensor is the time of a recurrent layer.
         rule: str. For an argument that a layer checks: the layer's rule. The tensor is NaN where
             the argument breaks the rule.
+        origins: the names of the batch's tensors from which the tensor is computed. Known only in
+            a diagnosis, and only of tensors in forward.
     """
 
     kind: str
@@ -61,6 +63,7 @@ class Frame(NamedTuple):
     rule: str = ""
     recurrent: bool = False
     has_time: bool = False
+    origins: tuple[str, ...] = ()
 
     @property
     def direction(self) -> str:

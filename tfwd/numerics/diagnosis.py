@@ -246,7 +246,8 @@ def _with_integers(found: list[Measurement], arrays: dict[str, np.ndarray]) -> l
     for name, values in arrays.items():
         if name not in known and (values.dtype == bool or np.issubdtype(values.dtype, np.integer)):
             detail = measure_tensor(tf.constant(values, tf.float64)).numbers()
-            known[name] = Measurement(Frame("data", name, dtype=values.dtype.name), detail)
+            frame = Frame("data", name, dtype=values.dtype.name, origins=(name,))
+            known[name] = Measurement(frame, detail)
     return [*(known.pop(name) for name in arrays if name in known), *known.values()]
 
 

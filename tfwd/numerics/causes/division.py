@@ -56,6 +56,8 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
 
 def _may_take(evidence: Evidence, before: Measurement) -> bool:
     """Returns False if it is known that the first non-finite layer takes other tensors only."""
+    if not evidence.may_take([before]):
+        return False
     name = evidence.first.frame.name
     takers = [x.frame for x in evidence.of("gradient") if name in x.frame.source]
     return not takers or before.frame.name in {frame.name for frame in takers}
@@ -80,10 +82,12 @@ def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
 
 
 def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
-    """Yields the inputs that are constant in each row where a tensor is not finite."""
+    """Yields the tensor's inputs that are constant in each row where the tensor is not finite."""
     rows = first.detail.rows
     for name, values in evidence.data.items():
-        if not name.startswith("x") or not np.issubdtype(values.dtype, np.number):
+        if not name.startswith("x") or not evidence.reaches(name):
+            continue
+        if not np.issubdtype(values.dtype, np.number):
             continue
         if values.ndim > 1 and values[0].size > 1 and rows.shape == values.shape[:1]:
             flat = values.reshape(len(values), -1)

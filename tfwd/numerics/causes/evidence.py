@@ -50,6 +50,23 @@ class Evidence(NamedTuple):
         """Returns the measurements of frames of some kinds."""
         return [one for one in self.found if one.frame.kind in kinds]
 
+    def reaches(self, name: str) -> bool:
+        """Returns False if the first non-finite tensor is not computed from a tensor of the batch.
+
+        It returns True for gradients and updates, because their origins are not known.
+        """
+        first = self.first.frame
+        return first.direction != "forward" or name in first.origins
+
+    def may_take(self, found: Sequence[Measurement]) -> list[Measurement]:
+        """Returns the tensors from which the first non-finite tensor can be computed.
+
+        A tensor is left out if one of its origins does not reach the first non-finite tensor.
+        """
+        names = {name for one in found for name in one.frame.origins}
+        others = {name for name in names if not self.reaches(name)}
+        return [one for one in found if others.isdisjoint(one.frame.origins)]
+
     def bad(self, *kinds: str) -> list[Measurement]:
         """Returns the non-finite measurements of frames of some kinds."""
         return [one for one in self.of(*kinds) if not one.is_finite]
@@ -140,4 +157,5 @@ class Evidence(NamedTuple):
                 if one.frame.kind == "output" and (one.frame.name, one.frame.call) not in taken
             ]
             given = free or given
+        given = self.may_take(given) or given
         return next(iter(given), None)

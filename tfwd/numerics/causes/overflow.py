@@ -72,6 +72,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         one
         for one in evidence.of("data")
         if one.frame.name.startswith("x") and one.detail.summary.abs_max > HALF_MAX
+        if evidence.reaches(one.frame.name)
     ]
     if data and first.frame.kind == "input":  # before any computation
         reached = ", ".join(
@@ -225,7 +226,10 @@ def _overflow_without_updates(largest: Measurement, scale: str, when: str) -> Ca
 
 
 def large_inputs(evidence: Evidence, prefix: str) -> str:
-    """Returns sentences about data with this prefix that are far larger than 1."""
+    """Returns sentences about data with this prefix that are far larger than 1.
+
+    Inputs that do not reach the first non-finite tensor are left out.
+    """
     embeds = any(
         "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
     )
@@ -235,6 +239,7 @@ def large_inputs(evidence: Evidence, prefix: str) -> str:
         for one in evidence.of("data")
         if "float" in one.frame.dtype or not (embeds if one.frame.name[:1] == "x" else classes)
         if one.frame.name.startswith(prefix) and one.detail.summary.abs_max > UNSCALED
+        if one.frame.name[:1] != "x" or evidence.reaches(one.frame.name)
     )
 
 

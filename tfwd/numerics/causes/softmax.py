@@ -117,7 +117,11 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     queries = vectors.any(tuple(range(1, vectors.ndim - 1)))
     places = [f"query {query} of row {row}" for row, query in np.argwhere(queries)]
     more = f" and {len(places) - 3} others" if len(places) > 3 else ""
-    masks = [f"'{name}'" for name, values in evidence.data.items() if _masks(name, values, queries)]
+    masks = [
+        f"'{name}'"
+        for name, values in evidence.data.items()
+        if evidence.reaches(name) and _masks(name, values, queries)
+    ]
     return (
         f"'{first.frame.name}' is NaN in whole vectors at {', '.join(places[:3])}{more}, and "
         "finite elsewhere. Attention has such outputs at queries for which a mask leaves no key."
@@ -143,7 +147,9 @@ def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
     rows = first.detail.rows
     for name, values in evidence.data.items():
         counted = values.dtype == bool or np.issubdtype(values.dtype, np.integer)
-        if not name.startswith("x") or values.ndim < 2 or rows.shape != values.shape[:1]:
+        if not name.startswith("x") or not evidence.reaches(name):
+            continue
+        if values.ndim < 2 or rows.shape != values.shape[:1]:
             continue
         flat = values.reshape(len(values), -1)
         if flat.shape[1] < 2 or not rows.any() or not (counted or np.isin(flat, (0, 1)).all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
+from tfwd._graph.tensor_origins import TensorOrigins
 from tfwd._graph.tentative_assignments import Tentative, agreed
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
@@ -60,6 +62,7 @@ class ReplicaStep:
         self._scale: tf.Tensor | None = None
         self._scaled_down = tf.constant(False)
         self._good: tf.Tensor | None = None
+        self._origins = TensorOrigins()
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
     def __call__(self, data: Any) -> tuple[Any, list[tf.Tensor]]:
@@ -67,7 +70,8 @@ class ReplicaStep:
         _here.step = self
         self._step.unused.clear()
         try:
-            with self._tentative.joined(), self.watch.open():
+            recorded = self._origins.recorded() if self._step.dry else contextlib.nullcontext()
+            with self._tentative.joined(), recorded, self.watch.open():
                 self._check_data(data)
                 logs = self._step.train_step(data)
                 good = self._decide_at_end(logs)
@@ -83,6 +87,8 @@ class ReplicaStep:
         return logs, [good, self._scaled_down, *found]
 
     def _record(self, frame: Frame, tensor: Any, sequence: Any) -> None:
+        if self._step.dry and frame.kind in FORWARD:
+            frame = frame._replace(origins=self._origins.of(tensor))
         self.frames.append(frame)
         self._found.append(self._step.measure(frame, tensor, sequence))
         if self._step.tells_largest:
@@ -92,6 +98,7 @@ class ReplicaStep:
         parts = keras.utils.unpack_x_y_sample_weight(data)
         for prefix, part in zip(("x", "y", "sample_weight"), parts, strict=True):
             for name, tensor in named(prefix, part):
+                self._origins.add(name, tensor)
                 self.watch.check("data", name, stored_values(tensor))
         if self._step.dry:
             self._check_weights("weight", self._step.model.weights)

@@ -1,0 +1,176 @@
+"""Causes in models with several inputs: an input that the layer does not read is no cause.
+
+The oracle is the input itself. If a layer does not read an input, then the report on the layer's
+output must be the same for all values of this input.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from non_finite_reports import Elementwise, names, report_of
+from replicas import two_replicas
+from stack_marks import quick_rows
+
+layers = keras.layers
+
+
+def inputs():
+    return {name: keras.Input((3,), name=name) for name in "ab"}
+
+
+def relu(name):
+    identity = {"kernel_initializer": "identity", "bias_initializer": "zeros"}
+    return layers.Dense(3, "relu", name=name, **identity)
+
+
+def log(name="log"):
+    return Elementwise(tf.math.log, name=name)
+
+
+def joined(given, left, right):
+    outputs = layers.Dense(1, name="o")(layers.Concatenate()([left, right]))
+    return keras.Model(given, outputs, name="model")
+
+
+def after_layers():
+    given = inputs()
+    left = log()(layers.Rescaling(1.0, name="left")(given["a"]))
+    return joined(given, left, relu("right")(given["b"]))
+
+
+def after_the_batch():
+    """The tensor just before 'log' is the other input's layer."""
+    given = inputs()
+    right = relu("right")(given["b"])
+    return joined(given, log()(given["a"]), right)
+
+
+def at_once():
+    """The tensor just before 'log' is the other input."""
+    given = inputs()
+    return joined(given, log()(given["a"]), given["b"])
+
+
+def of_a_shape():
+    """The layer reads only the shape of the other input."""
+    given = inputs()
+
+    class Shaped(layers.Layer):
+        def call(self, a, b):
+            return tf.math.log(tf.reshape(a, tf.shape(b))) + tf.zeros_like(b)
+
+    return joined(given, Shaped(name="log")(given["a"], given["b"]), relu("right")(given["b"]))
+
+
+def nested():
+    """The nested model reads both inputs, and its layer 'log' only one."""
+    given = inputs()
+    inner = after_layers()
+    return keras.Model(given, layers.Dense(1, name="last")(inner(given)))
+
+
+class Subclassed(keras.Model):
+    """A model with code between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.right, self.log, self.last = relu("right"), log(), layers.Dense(1, name="last")
+
+    def call(self, x):
+        right = self.right(x["b"])
+        left = self.log(1.0 * x["a"])
+        return self.last(tf.concat([left, right], -1))
+
+
+MODELS = {
+    "layers": after_layers,
+    "layer": after_the_batch,
+    "batch": at_once,
+    "shape": of_a_shape,
+    "nested": nested,
+    "subclassed": Subclassed,
+}
+
+
+def batch(b):
+    """Returns positive inputs with negative numbers in row 5 of `a`, and `b` in row 5 of `b`."""
+    x = {name: np.random.default_rng(0).uniform(1, 2, (8, 3)).astype("float32") for name in "ab"}
+    x["a"][5], x["b"][5] = (-3.0, 1.0, -2.0), b
+    return x
+
+
+def report_in(mode, make, x):
+    how = {"eager": {"run_eagerly": True}, "jit": {"jit_compile": True}}.get(mode, {})
+    strategy = two_replicas() if mode == "replicas" else tf.distribute.get_strategy()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = make()
+        return report_of(model, x, np.ones((8, 1), "float32"), **how)
+
+
+ROWS = [(kind, mode) for kind in MODELS for mode in ("eager", "graph")]
+ROWS += [(kind, mode) for kind in ("layers", "subclassed") for mode in ("jit", "replicas")]
+
+
+@quick_rows("*-eager", "layers-graph", "subclassed-graph")
+@pytest.mark.parametrize(("kind", "mode"), ROWS)
+def test_an_input_that_the_layer_does_not_read(kind, mode):
+    zeros = report_in(mode, MODELS[kind], batch(0.0))
+    others = report_in(mode, MODELS[kind], batch((1.0, 1.5, 1.25)))
+    assert zeros.where.endswith("log")
+    assert names(zeros) == ["a function outside its domain"]
+    assert zeros.causes == others.causes
+    assert "from -3 to" in zeros.causes[0].evidence
+    assert "'x['b']" not in zeros.causes[0].evidence
+    assert "'right" not in zeros.causes[0].evidence
+
+
+class Mean(layers.Layer):
+    """Mean of `a` with the weights `b`. It is 0/0 in a row whose weights are all 0."""
+
+    def call(self, a, b):
+        b = tf.cast(b, a.dtype)
+        return tf.reduce_sum(a * b, -1, keepdims=True) / tf.reduce_sum(b, -1, keepdims=True)
+
+
+@quick_rows("float32-eager", "int64-eager", "int64-graph")
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [(dtype, mode) for dtype in ("float32", "int64") for mode in ("eager", "graph", "replicas")],
+)
+def test_an_input_that_the_layer_reads(dtype, mode):
+    def model():
+        given = {"a": keras.Input((3,), name="a"), "b": keras.Input((3,), dtype=dtype, name="b")}
+        hidden = layers.Rescaling(1.0, name="hidden")(given["a"])
+        return keras.Model(given, layers.Dense(1)(Mean(name="mean")(hidden, given["b"])))
+
+    x = batch(0.0)
+    x["b"] = x["b"].astype(dtype)
+    report = report_in(mode, model, x)
+    assert report.where == "layer mean"
+    row = 1 if mode == "replicas" else 5
+    seen = f"in row {row} of the batch, "
+    assert seen in report.causes[0].evidence
+    assert "all elements of 'x['b']' are 0" in report.causes[0].evidence
+
+
+def test_ids_that_the_layer_does_not_read():
+    """The ids are all 0 only in the bad row, as padding is."""
+
+    def model():
+        given = inputs() | {"b": keras.Input((3,), dtype="int64", name="b")}
+        right = layers.Flatten()(layers.Embedding(9, 2, name="right")(given["b"]))
+        return joined(given, log("attend")(given["a"]), right)
+
+    x = batch(0.0)
+    x["b"] = x["b"].astype("int64")
+    report = report_in("graph", model, x)
+    assert report.where == "layer attend"
+    assert not any("x['b']" in cause.evidence for cause in report.causes)
+
+
+def test_a_large_input_that_the_layer_does_not_read():
+    report = report_in("graph", after_layers, batch(5e3))
+    assert names(report) == ["a function outside its domain"]
+    assert "5e+03" not in report.causes[0].evidence
