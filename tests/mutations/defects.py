@@ -953,6 +953,13 @@ DEFECTS = [
         ("tests/test_tensor_origins.py",),
     ),
     Defect(
+        "a report on a loss names labels of rows whose loss is finite",
+        "tfwd/numerics/causes/losses.py",
+        "rows = bad if bad.any() else np.ones(len(values), bool)",
+        "rows = np.ones(len(values), bool)",
+        ("tests/numerics/test_causes_in_losses.py", "-k", "finite_in_other_rows"),
+    ),
+    Defect(
         "an interrupted FiniteCheck removes the next one",
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",

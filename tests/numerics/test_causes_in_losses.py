@@ -75,6 +75,67 @@ def test_losses_that_layers_add(kind):
     assert report.where == "layer adds"
 
 
+def inputs_with_a_large_row(row):
+    """Returns 8 inputs. A sigmoid of the large row is exactly 0 or 1."""
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+    x[row] *= 1e4
+    return x
+
+
+def several_labels():
+    return (np.random.default_rng(1).random((8, 5)) > 0.4).astype("float32")
+
+
+def zeros_in_a_good_row():
+    labels = several_labels()
+    labels[6] = 0
+    return labels
+
+
+def soft_labels():
+    return (np.random.default_rng(1).random((8, 5)) * 0.8 + 0.1).astype("float32")
+
+
+@quick_rows("zeros_in_a_good_row")
+@pytest.mark.parametrize("labels", [several_labels, zeros_in_a_good_row, soft_labels])
+def test_labels_whose_loss_is_finite_in_other_rows(labels):
+    """Only the predictions of row 3 are the cause. The same labels give finite losses elsewhere."""
+    x, y = inputs_with_a_large_row(3), labels()
+    (cause,) = report_of(dense(units=5, activation="sigmoid"), x, y, log_loss).causes
+    assert cause.name == "the loss function"
+    assert "its non-finite values are in row 3 of the batch" in cause.evidence
+    for word in ("'y'", "class", "row 6"):
+        assert word not in cause.evidence
+
+
+def of_mean_labels(y, p):
+    """Is 0/0 if all labels are 0."""
+    return tf.reduce_sum(y / tf.reduce_sum(y, -1, keepdims=True) * p, -1)
+
+
+def of_remaining_labels(y, p):
+    """Is the logarithm of -1 if three labels are 1."""
+    return tf.math.log(2.0 - tf.reduce_sum(y, -1)) + p[:, 0]
+
+
+@quick_rows("of_mean_labels*")
+@pytest.mark.parametrize(
+    ("loss", "label", "what"),
+    [
+        (of_mean_labels, 0.0, "all elements of 'y' are 0 in row 2 of the batch"),
+        (of_remaining_labels, 1.0, "'y' is not a distribution in row 2 of the batch: its elements"),
+    ],
+)
+def test_labels_of_the_row_whose_loss_is_not_finite(loss, label, what):
+    """The predictions of row 6 reach 0 and 1, which does no harm."""
+    x, y = inputs_with_a_large_row(6), np.eye(3, dtype="float32")[np.arange(8) % 3]
+    y[2] = label
+    (cause,) = report_of(dense(units=3, activation="sigmoid"), x, y, loss).causes
+    assert "its non-finite values are only in row 2 of the batch" in cause.evidence
+    assert what in cause.evidence
+    assert "predictions reach" not in cause.evidence
+
+
 @pytest.mark.slow
 def test_targets_that_are_no_distributions():
     x, _ = data(2)

@@ -15,7 +15,7 @@ from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_rows import bad_rows, reasons
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
-from tfwd.numerics.tensor_measurements import rows_text
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 
 def loss_function(evidence: Evidence) -> Iterator[Cause]:
@@ -96,7 +96,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         given = evidence.of("output")[-1:]
         what = "".join(f"'{one.frame.label}'" for one in given)
     for one in given if not exactly else ():
-        low, high = one.detail.low, one.detail.high
+        low, high = _range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:
             ends_reached = True
@@ -116,18 +116,14 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     for name, values in evidence.data.items():
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
-        if values.size and np.abs(values).max() > SQUARED_IS_FINITE:
-            signs.append(f"'{name}' reaches {np.abs(values).max():.3g}, whose square is infinite")
+        in_bad_rows = values[bad] if bad.any() else values
+        if values.size and np.abs(in_bad_rows).max() > SQUARED_IS_FINITE:
+            largest = np.abs(in_bad_rows).max()
+            signs.append(f"'{name}' reaches {largest:.3g}, whose square is infinite")
             advice.append("scale the labels")
         elif not squares and values.ndim == 2 and values.shape[1] > 1:
-            if (~values.any(1)).any():
-                signs.append(f"all elements of '{name}' are 0 in {rows_text(~values.any(1))}")
-            elif (values.min() < 0) or (abs(values.sum(1) - 1) > 1e-3).any():
-                signs.append(f"the rows of '{name}' are not distributions: they do not add up to 1")
-            absent = np.flatnonzero(~values.any(0))
-            if absent.size:
-                signs.append(f"class {', '.join(map(str, absent[:5]))} is absent from the batch")
-        elif values.size and not values.any():
+            signs += _class_signs(name, values, bad)
+        elif values.size and not values.any() and _may_be_any_row(bad):
             signs.append(f"all elements of '{name}' are 0")
     if not is_nan and not signs:
         outputs = [one for one in evidence.of("output") if is_beyond_exp(one)]
@@ -160,6 +156,41 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
     )
+
+
+def _may_be_any_row(bad: np.ndarray) -> bool:
+    """Returns True if the loss of each row is not finite, or if the bad rows are not known."""
+    return bool(bad.all()) or not bad.any()
+
+
+def _range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest element of a prediction, in bad rows if known."""
+    if not bad.any():
+        return found.detail.low, found.detail.high
+    values = np.asarray(found.detail.values)[bad]
+    return float(values.min()), float(values.max())
+
+
+def _class_signs(name: str, values: np.ndarray, bad: np.ndarray) -> Iterator[str]:
+    """Yields unusual properties of one-hot labels as text.
+
+    If the bad rows are known, a property counts only if these rows have it and no other row has it.
+    """
+    rows = bad if bad.any() else np.ones(len(values), bool)
+    zero, sums = np.asarray(~values.any(1)), values.sum(1)
+    unequal = np.asarray(np.abs(sums - 1) > 1e-3)
+    improper: np.ndarray = (values < 0).any(1) | unequal
+    if zero[rows].any() and not zero[~rows].any():
+        yield f"all elements of '{name}' are 0 in {rows_text(zero)}"
+    elif improper[rows].any() and not improper[~rows].any():
+        why = "do not add up to 1" if unequal[rows].any() else "are not all at least 0"
+        if rows.all():
+            yield f"the rows of '{name}' are not distributions: their elements {why}"
+        else:
+            yield f"'{name}' is not a distribution in {rows_text(improper)}: its elements {why}"
+    absent = np.flatnonzero(~values.any(0))
+    if absent.size and _may_be_any_row(bad):
+        yield f"class {', '.join(map(str, absent[:5]))} is absent from the batch"
 
 
 def _custom_loss_cause(
