@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfwd.numerics.bad_step_report import Report
+from tfwd.numerics.checked_step import assign_all
 
 
 class BadStepPolicy:
@@ -67,8 +68,7 @@ class BadStepPolicy:
         self.failures += 1
         if self.action != "restore":
             return 1.0
-        for variable, value in self._values or ():
-            variable.assign(value)
+        assign_all(self._values or ())
         return self.factor**self.failures
 
 

@@ -23,7 +23,7 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.likely_causes import likely_causes
 from tfwd.numerics.causes.loss_rows import parts
 from tfwd.numerics.causes.losses_by_output import loss_name
-from tfwd.numerics.checked_step import CheckedStep, tracked
+from tfwd.numerics.checked_step import CheckedStep, assign_all, tracked
 from tfwd.numerics.checked_tensors import Frame, named, stored_values
 from tfwd.numerics.non_finite_variables import non_finite_slots
 from tfwd.numerics.tensor_measurements import Detail, Measurement, measure_tensor, of_argument
@@ -151,8 +151,7 @@ class Diagnosis:
         try:
             outcome = self._step(data)
         except BaseException as error:
-            for part, value in before:
-                part.assign(value)
+            assign_all(before)
             if not isinstance(error, tf.errors.InvalidArgumentError) or self.data_are_finite(data):
                 raise
             return self._replicas_of_data(data)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import losses as _keras_losses
-from tfwd.numerics.checked_step import tracked
+from tfwd.numerics.checked_step import assign_all, tracked
 
 NO_GRADIENT, ZEROS = "no gradient", "a gradient of zeros"
 
@@ -77,8 +77,7 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
             value = _objective(model, x, y, outputs, loss, loss_weights)
         gradients = tape.gradient(value, sources)
     finally:
-        for variable, value in kept:
-            variable.assign(value)
+        assign_all(kept)
     problems = {}
     for variable, gradient in zip(variables, gradients, strict=True):
         if gradient is None:

@@ -15,7 +15,7 @@ assignments if a new value is not finite.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,7 +27,7 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
 from tfwd.finite import exact_extent, extents_from_raw, raw_extent
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
-from tfwd.numerics.checked_step.tracked_variables import tracked
+from tfwd.numerics.checked_step.tracked_variables import assign_all, tracked
 from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.leaf_optimizers import SAFE, leaf_optimizers
 
@@ -131,7 +131,7 @@ class CheckedStep:
         good, scaled_down = replicas[0][:2]
         largest = [one.pop().numpy().tolist() for one in replicas] if self.tells_largest else []
         if not good:
-            _assign_all(zip(trace.variables, before, strict=True))
+            assign_all(zip(trace.variables, before, strict=True))
         return Outcome(
             _keras.multi_worker_fit.reduced(self.model, logs),
             bool(good),
@@ -184,7 +184,7 @@ class CheckedStep:
                 logs, values = self.strategy.run(on_replica, args=(data,))
             except BaseException:
                 if self.model.run_eagerly:  # an operation of the step has failed
-                    _assign_all(tentative.before(all_known=True))
+                    assign_all(tentative.before(all_known=True))
                 raise
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
@@ -250,11 +250,6 @@ def _is_of(part: Any, spec: Any) -> bool:
     if isinstance(part, tf.Tensor):
         return isinstance(spec, tf.TensorSpec) and spec.is_compatible_with(part)
     return isinstance(part, tf.experimental.Optional)
-
-
-def _assign_all(pairs: Iterable[tuple[tf.Variable, tf.Tensor]]) -> None:
-    for variable, value in pairs:
-        variable.assign(value)
 
 
 def _probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:

@@ -1,7 +1,8 @@
-"""Lists the variables of a model, its metrics and its optimizers."""
+"""Lists the variables of a model, its metrics and its optimizers, and assigns stored values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -33,3 +34,9 @@ def variables_in(*objects: Any) -> list[tf.Variable]:
         if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
     ]
     return list({id(variable): variable for variable in found}.values())
+
+
+def assign_all(pairs: Iterable[tuple[tf.Variable, Any]]) -> None:
+    """Assigns a value to each variable."""
+    for variable, value in pairs:
+        variable.assign(value)
