@@ -7,7 +7,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,10 +15,11 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
+from tfwd.callbacks.bad_step_reaction import BadStepReaction, logs_after_bad_step
 from tfwd.callbacks.train_function import innermost, replace_innermost
 from tfwd.numerics import worker_reports
-from tfwd.numerics.bad_step_policy import BadStepPolicy, repeated_failure_hint, restored
-from tfwd.numerics.bad_step_report import NonFiniteError, Report
+from tfwd.numerics.bad_step_policy import BadStepPolicy
+from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.causes.evidence import STEP
 from tfwd.numerics.checked_step import CheckedStep, Outcome, plain_step
 from tfwd.numerics.checked_tensors import Frame
@@ -192,6 +193,7 @@ class FiniteCheck(keras.callbacks.Callback):
         self._logs: Any = None
         self._policy = self._new_policy()
         self._snapshot: EpochSnapshot | None = None
+        self._reaction: BadStepReaction | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training step with the checked step."""
@@ -222,6 +224,14 @@ class FiniteCheck(keras.callbacks.Callback):
                 for path in (self.log_dir, self.plot)
             )
             self._log = Log(model, log_dir, plot, self.log_every_n_steps, self._due)
+        self._reaction = BadStepReaction(
+            self._policy,
+            self._snapshot,
+            self._log,
+            self._bad_weights,
+            self.every_n_steps == 1,
+            self._put_back,
+        )
         self._own = replace_innermost(model, self._train)
         self._traced = _keras_training.replace_traced_function(model, None)
         if self._check is None or self._check_of is not self._own:  # new, or compiled again
@@ -236,7 +246,8 @@ class FiniteCheck(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Restores the model's own training step."""
         self._put_back()
-        self._policy, self._snapshot = self._new_policy(), None  # frees the stored values
+        # This frees the stored values.
+        self._policy, self._snapshot, self._reaction = self._new_policy(), None, None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Stores the step at which the epoch starts."""
@@ -398,10 +409,10 @@ class FiniteCheck(keras.callbacks.Callback):
         if _keras.has_workers(self.model.distribute_strategy):  # other workers may not have failed
             return
         if not self._diagnosis_of_model().data_are_finite(batch):
-            report = self._placed(self._diagnose(batch))
-            self._is_first = False  # the weights were finite
-            self._fail(
-                report,
+            assert self._reaction is not None
+            self._reaction.fail(
+                self._placed(self._diagnose(batch)),
+                False,  # the weights were finite
                 "An operation failed on these data, so the step cannot be skipped. Metrics and "
                 "states of layers may have changed.",
             )
@@ -451,61 +462,11 @@ class FiniteCheck(keras.callbacks.Callback):
         return report
 
     def _act(self, report: Report) -> Any:
+        """Reacts to a bad step, and returns the step's logs."""
+        assert self._reaction is not None
         self._placed(report)
-        reason, failures = self._policy.reason_to_stop(), self._policy.failures
-        if reason is not None:
-            hint = repeated_failure_hint(self.reports, failures) if self._snapshot is None else ""
-            note = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
-            self._fail(report, f"{note} {hint}".strip())
-        if self._snapshot is not None:
-            what = restored(self._snapshot.restore())
-        elif report.first is not None and report.first.frame.kind == "weight":
-            self._fail(
-                report, "Skipping this step does not help: a skipped step changes no weight."
-            )
-        else:
-            self._policy.leave_behind()
-            self.skipped += 1
-            what = "skipped a step"
-        self._finish(report, f"{what[:1].upper()}{what[1:]}.")
-        why = "; ".join(cause.name for cause in report.causes)
-        why = f" ({why}). {report.causes[0].evidence}" if why else ""
-        warnings.warn(f"FiniteCheck: {what}: {report.sentence}{why}", stacklevel=4)
-        return self._logs_after_bad_step()
-
-    def _logs_after_bad_step(self) -> Any:
-        """Returns the metrics of the epoch's good steps, or the last logs of a custom step."""
-        result = self.model.get_metrics_result()
-        if not isinstance(self._logs, dict) or set(self._logs) == set(result):
-            return result
+        warning = self._reaction.react(self.reports, self._is_first)
+        self.skipped += self._snapshot is None
+        warnings.warn(warning, stacklevel=4)
         steps, bad = self._steps_of_epoch()  # the present bad step is in `bad` only
-        if steps >= bad:  # a step was good
-            return self._logs
-        return {key: math.nan for key in self._logs}
-
-    def _finish(self, report: Report, note: str) -> None:
-        """Adds a remark to a report, and the report to the log."""
-        report.note = f"{report.note} {note}".strip()
-        if self._log is not None:
-            self._log.report(report)
-
-    def _fail(self, report: Report, note: str = "") -> NoReturn:
-        self._finish(report, f"{note} {self._weights_now()}".strip())
-        self._put_back()
-        raise NonFiniteError(report)
-
-    def _weights_now(self) -> str:
-        """Describes the state of the weights after a failed training."""
-        lost = self._bad_weights(states=self._is_first)
-        if not lost:
-            return "The weights have their values from before the step."
-        names = ", ".join(f"'{path}'" for path in lost[:3])
-        more = f" and {len(lost) - 3} others" if len(lost) > 3 else ""
-        if self._is_first:
-            return f"Not finite before this training: {names}{more}. Load an earlier checkpoint."
-        each = " Then check each step (every_n_steps=1)."
-        again = each if self.every_n_steps > 1 else ""
-        return (
-            f"The weights before the step are lost: {names}{more} {'are' if lost[1:] else 'is'} "
-            f"not finite. Load an earlier checkpoint.{again}"
-        )
+        return logs_after_bad_step(self.model, self._logs, steps >= bad)
