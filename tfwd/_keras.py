@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfwd._keras_shared.checkpoint_tracking import track, untrack
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.method_replacement import calls_of, computed_loss, patched
-from tfwd._keras_shared.model_graph import Graph, Node, in_order_of_inputs
 from tfwd._keras_shared.strategy_workers import (
     gather_bytes,
     has_workers,
@@ -81,9 +80,7 @@ __all__ = [
     "GENERATION",
     "IS_KERAS_2",
     "VERSIONS",
-    "Graph",
     "Lockstep",
-    "Node",
     "call_interception",
     "calls_of",
     "computed_loss",
@@ -91,7 +88,6 @@ __all__ = [
     "copies",
     "gather_bytes",
     "has_workers",
-    "in_order_of_inputs",
     "is_chief",
     "is_of_keras",
     "is_own_step",

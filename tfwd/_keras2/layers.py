@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras.src.engine import functional, keras_tensor
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph, Node, in_order_of_inputs
 
 KerasTensor: Any = keras_tensor.KerasTensor
 
@@ -42,33 +41,17 @@ def all_layers(layer: Any) -> list[Any]:
     return list(layer._flatten_layers())
 
 
-def input_names(layer: Any) -> list[str]:
-    """Returns the names of the inputs of a functional or sequential model; else an empty list."""
-    return getattr(layer, "input_names", None) or []
-
-
-def _inputs_of(node: Any) -> list[Any]:
-    """Returns the input tensors of a call, in the order of the inputs of a called model."""
-    given = node.call_args[0] if node.call_args else None
-    return in_order_of_inputs(given, input_names(node.layer), node.keras_inputs)
-
-
-def graph(layer: Any) -> Graph | None:
-    """Returns the graph of a functional or sequential model, or None."""
+def symbolic_inputs(layer: Any) -> Any:
+    """Returns the structure of inputs of a functional or sequential model; None for others."""
     if not isinstance(layer, functional.Functional) or not is_of_keras(type(layer), "call"):
         return None
-    nodes = [
-        Node(
-            node.layer,
-            _inputs_of(node),
-            tf.nest.flatten(node.outputs),
-            (tuple(node.call_args), dict(node.call_kwargs)),
-        )
-        for depth in sorted(layer._nodes_by_depth, reverse=True)
-        for node in layer._nodes_by_depth[depth]
-        if not node.is_input
-    ]
-    return Graph(layer.inputs, layer.outputs, nodes) if nodes else None
+    return layer._nested_inputs
+
+
+def symbolic_outputs(layer: Any) -> Any:
+    """Returns the structure of outputs of a layer in a functional model; None if there is none."""
+    nodes = layer._inbound_nodes
+    return nodes[0].outputs if len(nodes) == 1 else None
 
 
 def embedding_matrix(layer: Any) -> tf.Variable:

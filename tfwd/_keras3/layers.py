@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
-from tfwd._keras_shared.model_graph import Graph, Node, in_order_of_inputs
 
 KerasTensor = keras.KerasTensor
 
@@ -37,38 +36,18 @@ def all_layers(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
-def input_names(layer: Any) -> list[str]:
-    """Returns the names of the inputs of a functional or sequential model; else an empty list."""
-    inputs = getattr(layer, "inputs", None)
-    if not isinstance(inputs, list):
-        return []
-    return [tensor._keras_history.operation.name for tensor in inputs]
-
-
-def _inputs_of(node: Any) -> list[Any]:
-    """Returns the input tensors of a call, in the order of the inputs of a called model."""
-    given = node.arguments.args[0] if node.arguments.args else None
-    names = input_names(node.operation) if isinstance(given, dict) else []
-    return in_order_of_inputs(given, names, node.input_tensors)
-
-
-def graph(layer: Any) -> Graph | None:
-    """Returns the graph of a functional or sequential model, or None."""
+def symbolic_inputs(layer: Any) -> Any:
+    """Returns the structure of inputs of a functional or sequential model; None for others."""
     model = getattr(layer, "_functional", None) or layer
     if not isinstance(model, keras.src.models.Functional) or not is_of_keras(type(layer), "call"):
         return None
-    nodes = [
-        Node(
-            node.operation,
-            _inputs_of(node),
-            node.outputs,
-            (tuple(node.arguments.args), dict(node.arguments.kwargs)),
-        )
-        for depth in sorted(model._nodes_by_depth, reverse=True)
-        for node in model._nodes_by_depth[depth]
-        if not node.is_input
-    ]
-    return Graph(model.inputs, model.outputs, nodes)
+    return model._inputs_struct
+
+
+def symbolic_outputs(layer: Any) -> Any:
+    """Returns the structure of outputs of a layer in a functional model; None if there is none."""
+    nodes = layer._inbound_nodes
+    return nodes[0].output_tensors if len(nodes) == 1 else None
 
 
 def embedding_matrix(layer: keras.layers.Embedding) -> keras.Variable:

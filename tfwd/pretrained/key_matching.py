@@ -8,8 +8,8 @@ import keras
 
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.flatten_order.orders import flattened_image
-from tfwd.pretrained.flatten_order.propagation import orders_by_layer
 from tfwd.pretrained.key_rules import (
     FamilyRules,
     Key,

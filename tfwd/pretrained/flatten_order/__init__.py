@@ -2,20 +2,21 @@
 
 PyTorch flattens `[channels, height, width]`. Keras flattens `[height, width, channels]`. The next
 layer's weights therefore have their rows in another order. The same holds for the outputs of a
-`Dense` layer that are reshaped to an image. The model's graph shows both cases. A subclassed model
-or custom layer has no graph, so one of its calls is traced. If the graph does not prove the order
-of the features at a kernel, loading the kernel is an error.
+`Dense` layer that are reshaped to an image.
 
-- `orders.py`: the order of a tensor's axes, and of flattened features.
-- `layer_groups.py`: Keras layers that have the same effect on the order.
-- `reshape_rules.py`, `forward_rules.py`, `backward_rules.py`: the effect of one layer.
-- `einsum_axes.py`: the effect of `EinsumDense`.
-- `image_axes_rules.py`: layers that PyTorch's model may run with the channels last.
-- `time_steps.py`: layers inside a `TimeDistributed`.
-- `layer_graphs.py`: the graphs of layers.
-- `traced_calls.py`, `traced_operations.py`, `axes_of_operations.py`: the graph of a traced call.
-- `unseen_layers.py`: layers that are called outside all graphs, where a call cannot be traced.
-- `model_ends.py`: inputs and outputs of models.
-- `layer_orders.py`: the orders that were found at each layer.
-- `propagation.py`: the pass through a model.
+One call of the model is traced. The search follows each axis of each tensor through the layers and
+operations of this call: which axes were divided, merged, joined or exchanged, and in which orders
+PyTorch's model may have them. A layer that PyTorch can only call with the channels first, or last,
+shows the order. If nothing proves the order of the features at a kernel, loading it is an error.
+
+- `axes.py`: what the entries of an axis are, and their order in PyTorch.
+- `layouts_in_torch.py`: the orders in which PyTorch may have the axes of a tensor.
+- `tensor_axes.py`, `reshapes.py`, `merges.py`, `products.py`: the axes of a tensor, and what
+  permutations, reshapes, sums and matrix products do to them.
+- `operation_rules.py` and the files that it imports: the rules of TensorFlow's operations.
+- `layer_rules.py` and the files that it imports: the rules of Keras's layers.
+- `traced_calls.py`, `traced_operations.py`: the trace of a call.
+- `order_search.py`: the pass over the calls.
+- `layer_orders.py`, `orders.py`: the orders that are found at each layer.
+- `unseen_layers.py`: layers that no traced call reaches.
 """

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
 
 import keras
 
-from tfwd.pretrained.flatten_order.orders import (
-    FeatureOrder,
-    FlattenedAxes,
-    JoinedFeatures,
-    Shape,
-    TensorOrder,
-    UnknownAxisOrder,
-    UnknownFeatureOrder,
-    flattened_axes,
-    is_flattened,
-    is_image,
+from tfwd.pretrained.flatten_order.axes import Axis, Division
+from tfwd.pretrained.flatten_order.layer_call import Call
+from tfwd.pretrained.flatten_order.orders import FlattenedAxes, Shape
+from tfwd.pretrained.flatten_order.products import with_new_features
+from tfwd.pretrained.flatten_order.reshapes import merged_axis
+from tfwd.pretrained.flatten_order.tensor_axes import (
+    TensorAxes,
+    in_order,
+    made,
+    opened,
 )
-from tfwd.pretrained.flatten_order.reshape_rules import flattened_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,86 +49,111 @@ def einsum_terms(layer: keras.layers.EinsumDense) -> EinsumTerms:
     return EinsumTerms(inputs.replace("...", ""), kernel, output.replace("...", ""))
 
 
-def summed_features(
-    layer: keras.layers.EinsumDense, order: TensorOrder, shape: Shape
-) -> FeatureOrder:
-    """Returns the order of the features that an einsum layer sums over.
+def einsum_outputs(call: Call) -> list[TensorAxes]:
+    """Returns the outputs of an `EinsumDense` layer. Records the features that it sums and makes.
 
-    Args:
-        layer: The layer.
-        order: Order of its input.
-        shape: Shape of its input.
+    It is a `Linear` layer of PyTorch on all summed axes, whose outputs are divided.
     """
-    axes = _numbers(_terms(layer)[0], einsum_terms(layer).summed, len(shape))
-    last = len(shape) - 1
-    if isinstance(order, (FlattenedAxes, JoinedFeatures, UnknownFeatureOrder)):
-        if last not in axes:
-            return None
-        if isinstance(order, JoinedFeatures):
-            return UnknownFeatureOrder(f"'{layer.name}' sums over joined features")
-        several = UnknownFeatureOrder(f"'{layer.name}' sums over flattened features and other axes")
-        return order if axes == [last] else several
-    reason = f"'{layer.name}' sums over several axes of an image of {shape}"
-    return _order_of_axes(layer, order, shape, axes, reason)
-
-
-def made_features(
-    layer: keras.layers.EinsumDense, required: TensorOrder, result: Shape
-) -> FeatureOrder:
-    """Returns the order of the features that an einsum layer makes.
-
-    Args:
-        layer: The layer.
-        required: Order that later layers require of the output.
-        result: Shape of the output.
-    """
+    layer, tensor, shape = call.layer, call.tensors[0], call.shapes[0]
     terms = einsum_terms(layer)
-    made = [axis for axis in terms.made if axis not in terms.inputs]
-    axes = _numbers(_terms(layer)[2], made, len(result))
-    reason = f"its outputs become an image after '{layer.name}'"
-    return _order_of_axes(layer, required, result, axes, reason)
+    inputs, _, output = _terms(layer)
+    rank = len(tensor.axes)
+    summed = _numbers(inputs, terms.summed, rank)
+    natural, layout = tuple(tensor.used), tensor.layout
+    is_part = summed == list(range(rank - len(summed), rank)) and len(summed) < rank - 1
+    if is_part and layout.is_open and layout.possible is not None and layout.allows(natural):
+        layout.restrict({natural}, f"'{layer.name}' is on the last axes of its input")
+    new = [axis for axis in terms.made if axis not in terms.inputs]
+    numbers = _numbers(output, new, len(shape))
+    _record_summed(call, tensor, summed)
+    features = [None if shape[n] == 1 else Axis(shape[n]) for n in numbers]
+    kept = _kept_axes(inputs, output, tensor, len(shape))
+    axes: list[Axis | None] = [
+        features[numbers.index(n)] if n in numbers else tensor.axes[kept[n]]
+        for n in range(len(shape))
+    ]
+    result = _outputs(call, tensor, axes, summed, numbers)
+    _record_made(call, result, numbers)
+    return [result]
 
 
-def einsum_output_order(
-    layer: keras.layers.EinsumDense, order: TensorOrder, shape: Shape, result: Shape
-) -> TensorOrder:
-    """Returns the order of the output of an einsum layer.
-
-    Args:
-        layer: The layer.
-        order: Order of the input.
-        shape, result: Shapes of the input and of the output.
-    """
-    axes = _numbers(_terms(layer)[0], einsum_terms(layer).summed, len(shape))
-    if is_flattened(order) and len(shape) - 1 not in axes:
-        return UnknownFeatureOrder(f"'{layer.name}' changes flattened features")
-    if len(result) < 2:
-        return None
-    if len(axes) == len(shape):
-        return tuple(range(len(result)))
-    return _beside_an_image(layer, order, shape) or tuple(range(len(result)))
+def _record_summed(call: Call, tensor: TensorAxes, numbers: list[int]) -> None:
+    """Records the axes that a layer sums over."""
+    used = [number for number in numbers if tensor.axes[number] is not None]
+    axes = [tensor.axes[number] for number in used]
+    if len(used) < 2:
+        axis = axes[0] if axes else None
+        if axis is not None and len(numbers) > 1:
+            call.recorder.record_plain([call.layer], "inputs", [axis], "it sums over several axes")
+        else:
+            call.recorder.record_axis(call.layer, "inputs", axis)
+        return
+    places = [tensor.places[number] for number in used]
+    reason = f"'{call.name}' sums over several axes of an image of {tensor.sizes[1:]}"
+    merged = merged_axis(axes, places, tensor.layout, call.name, reason)  # type: ignore[arg-type]
+    call.recorder.record_axis(call.layer, "inputs", merged)
 
 
-def einsum_input_order(
-    layer: keras.layers.EinsumDense, required: TensorOrder, shape: Shape, result: Shape
-) -> TensorOrder:
-    """Returns the order that an einsum layer requires of its input.
+def _record_made(call: Call, result: TensorAxes, numbers: list[int]) -> None:
+    """Records the axes that a layer makes."""
+    used = [number for number in numbers if result.axes[number] is not None]
+    parts = [result.axes[number] for number in used]
+    if len(parts) < 2:
+        call.recorder.record_axis(call.layer, "outputs", parts[0] if parts else None)
+        return
+    whole = Axis(math.prod(part.size or 0 for part in parts if part is not None))
+    for part in parts:
+        part.become_part_of(whole)  # type: ignore[union-attr]
+    is_whole = len(result.used) == len(parts) + 1
+    places = [result.places[number] for number in used]
+    division = Division(parts, places, result.layout, is_whole, call.name)  # type: ignore[arg-type]
+    whole.divisions.append(division)
+    call.recorder.record_axis(call.layer, "outputs", whole)
 
-    A sum over the last axis alone is a `Linear` layer of PyTorch, which shows the order.
 
-    Args:
-        layer: The layer.
-        required: Order that later layers require of the output.
-        shape, result: Shapes of the input and of the output.
-    """
-    if len(shape) < 2:
-        return None
-    axes = _numbers(_terms(layer)[0], einsum_terms(layer).summed, len(shape))
-    if len(axes) == len(shape):
-        return None
-    is_linear = axes == [len(shape) - 1]
-    in_torch = tuple(range(len(shape))) if is_linear else None
-    return _beside_an_image(layer, required, result) or in_torch
+def _outputs(
+    call: Call,
+    tensor: TensorAxes,
+    axes: list[Axis | None],
+    summed: list[int],
+    numbers: list[int],
+) -> TensorAxes:
+    """Returns the output, with the order that its axes have in PyTorch."""
+    rank, count = len(tensor.axes), len(axes)
+    is_last = summed == list(range(rank - len(summed), rank))
+    is_last = is_last and numbers == list(range(count - len(numbers), count))
+    others = [axis for axis in axes[: count - len(numbers)] if axis is not None]
+    reason = f"'{call.name}' is on some axes of an image of {tensor.sizes[1:]}"
+    layout = tensor.layout
+    if is_last and len(others) == 1 and len(numbers) > 1:  # the batch
+        return opened(axes, call.name)
+    if is_last and len(summed) == 1 and tensor.places[-1] is not None:
+        one = with_new_features(tensor, Axis(2), call.name, call.batch)
+        if one.is_as_in_keras():
+            return in_order(axes)
+        return made(axes, reason, is_contradictory=one.layout.is_contradictory)
+    if is_last and (tensor.is_as_in_keras() or (len(others) < 3 and layout.possible is None)):
+        return in_order(axes)
+    if len(others) < 2 and is_last:
+        return in_order(axes)
+    is_image = layout.possible is not None and not tensor.is_as_in_keras()
+    return made(axes, reason, is_natural=False, is_contradictory=is_image)
+
+
+def _kept_axes(inputs: str, output: str, tensor: TensorAxes, rank: int) -> dict[int, int]:
+    """Returns the number in the input of each axis of the output that is in both."""
+    before, _, after = output.partition("...")
+    letters = {n: letter for n, letter in enumerate(before)}
+    letters |= {rank - len(after) + n: letter for n, letter in enumerate(after)}
+    count = len(tensor.axes)
+    first, _, last = inputs.partition("...")
+    numbers = {letter: n for n, letter in enumerate(first)}
+    numbers |= {letter: count - len(last) + n for n, letter in enumerate(last)}
+    kept = {n: numbers[letter] for n, letter in letters.items() if letter in numbers}
+    if "..." in output:
+        shift = len(first) - len(before)
+        kept |= {n: n + shift for n in range(len(before), rank - len(after))}
+    return kept
 
 
 def axes_of_features(order: FlattenedAxes, sizes: Shape) -> list[tuple[int, ...]] | None:
@@ -158,36 +181,6 @@ def axes_of_features(order: FlattenedAxes, sizes: Shape) -> list[tuple[int, ...]
     return groups if start == len(order.shape) else None
 
 
-def _order_of_axes(
-    layer: keras.layers.EinsumDense, order: TensorOrder, shape: Shape, axes: list[int], reason: str
-) -> FeatureOrder:
-    """Returns the order of features that consist of some axes of a tensor.
-
-    Args:
-        layer: The layer.
-        order, shape: Order and shape of the tensor.
-        axes: Numbers of the axes.
-        reason: Why the order is unknown if the axes are a part of the axes of an image.
-    """
-    sizes = tuple(shape[axis] for axis in axes)
-    if len(axes) == len(shape):
-        return flattened_order(order, sizes, layer.name)  # type: ignore[return-value]
-    if isinstance(order, UnknownAxisOrder) and not order.is_sequence:
-        several = sum(size != 1 for size in sizes) > 1
-        return UnknownFeatureOrder(order.reason) if several else None
-    if isinstance(order, tuple) and flattened_axes(sizes, tuple(order[axis] for axis in axes)):
-        return UnknownFeatureOrder(reason)
-    return None
-
-
-def _beside_an_image(layer: Any, order: TensorOrder, shape: Shape) -> UnknownAxisOrder | None:
-    """Returns the unknown order of a tensor, if an einsum makes it from some axes of an image."""
-    if is_image(order):
-        reason = f"'{layer.name}' is on some axes of an image of {shape}"
-        return UnknownAxisOrder(reason)
-    return order if isinstance(order, UnknownAxisOrder) and not order.is_sequence else None
-
-
 def _terms(layer: keras.layers.EinsumDense) -> tuple[str, str, str]:
     """Returns the equation's terms: the axes of the input, the kernel and the output."""
     operands, _, output = layer.equation.replace(" ", "").partition("->")
@@ -196,14 +189,14 @@ def _terms(layer: keras.layers.EinsumDense) -> tuple[str, str, str]:
 
 
 def _numbers(term: str, letters: list[str], rank: int) -> list[int]:
-    """Returns the numbers of axes of a tensor, without the batch.
+    """Returns the numbers of axes of a tensor.
 
     Args:
         term: Letters of all axes. May contain "...".
         letters: Letters of the axes.
-        rank: Number of axes of the tensor without the batch.
+        rank: Number of axes of the tensor.
     """
     before, _, after = term.partition("...")
-    numbers = {letter: i - 1 for i, letter in enumerate(before)}
+    numbers = {letter: i for i, letter in enumerate(before)}
     numbers |= {letter: rank - len(after) + i for i, letter in enumerate(after)}
     return [numbers[letter] for letter in letters]

@@ -1,4 +1,4 @@
-"""Orders of the features at the layers of a model, recorded one after the other."""
+"""Orders of the features at the layers of a model, recorded at their calls."""
 
 from __future__ import annotations
 
@@ -10,32 +10,24 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.einsum_axes import summed_features
-from tfwd.pretrained.flatten_order.image_axes_rules import order_after, order_of_positions
-from tfwd.pretrained.flatten_order.layer_groups import (
-    FIRST_AXIS_LAYERS,
-    IMAGE_LAYERS,
-    ORDER_PRESERVING_LAYERS,
-    recurrent_cells,
-)
+from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order, with_uses
+from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
+    FlattenedAxes,
+    JoinedFeatures,
     Shape,
-    TensorOrder,
-    UnknownAxisOrder,
     UnknownFeatureOrder,
-    flattens_differently,
-    is_flattened,
-    is_order_of_torch,
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
     before_convolutions,
     kernel_owners,
-    outside_graphs,
     unexplained_sizes,
-    unseen_images,
 )
+
+_SEVERAL = UnknownFeatureOrder("the model calls the layer on features in several orders")
 
 
 @dataclasses.dataclass
@@ -52,12 +44,90 @@ class LayerOrders:
 
 
 class OrderRecorder:
-    """Recorder of the orders at each layer. Conflicting orders become unknown."""
+    """Recorder of the axes at the calls of each layer. Conflicting orders become unknown.
+
+    Attributes:
+        matches: Pairs of axes that must have the same order in PyTorch, with the reason of an
+            unknown order if they have not.
+    """
 
     def __init__(self) -> None:
+        self.matches: list[tuple[Axis, Axis, str]] = []
+        self._axes: list[tuple[Any, Side, Axis | None]] = []
+        self._plain: list[tuple[Any, Side, tuple[Axis, ...], str]] = []
+        self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
         self._orders: dict[int, LayerOrders] = {}
-        # The order at the first call: by the layer's id, the side, and whether it is backward.
-        self._recorded: dict[tuple[int, str, bool], FeatureOrder] = {}
+        # The order at the first call, by the layer's id and the side.
+        self._first: dict[tuple[int, str], FeatureOrder] = {}
+
+    def record_axis(self, layer: Any, side: Side, axis: Axis | None) -> None:
+        """Records the axis of features that a layer takes or returns at one of its calls."""
+        self._axes.append((layer, side, axis))
+
+    def record_plain(
+        self, layers: Sequence[Any], side: Side, axes: Sequence[Axis | None], reason: str
+    ) -> None:
+        """Records that weights of layers are known only if PyTorch has the same order of axes.
+
+        Args:
+            layers: The layers.
+            side: "inputs" or "outputs" of the layers.
+            axes: The axes.
+            reason: Clause that says why the order is unknown, if an axis has another order.
+        """
+        given = tuple(axis for axis in axes if axis is not None)
+        self._plain += [(layer, side, given, reason) for layer in layers]
+
+    def record_layout(
+        self, layers: Sequence[Any], layout: Layout | None, places: Sequence[Any], reason: str
+    ) -> None:
+        """Records that weights of layers are known only if axes have Keras's order in PyTorch.
+
+        Args:
+            layers: The layers.
+            layout: Order of the axes of the input. None: it is another order.
+            places: Places of the axes.
+            reason: Clause that says why the order is unknown, if the axes have another order.
+        """
+        used = [place for place in places if place is not None]
+        self._layouts += [(layer, layout, used, reason) for layer in layers]
+
+    def must_be_plain(self, axis: Axis, reason: str) -> None:
+        """Notes that later layers do not know the order of an axis that differs from PyTorch's."""
+        self.matches.append((axis, Axis(axis.size), reason))
+
+    def finish(self) -> None:
+        """Determines the orders of all recorded axes, after all calls are recorded."""
+        recorded = [axis for _, _, axis in self._axes if axis is not None]
+        recorded += [axis for _, _, axes, _ in self._plain for axis in axes]
+        made = with_uses(recorded)
+        is_changed = True
+        while is_changed:
+            known = Orders()
+            for each in made:
+                known.of(each)
+            is_changed = any([each.mark_sources(known) for each in made])
+            for first, second, reason in () if is_changed else self.matches:
+                if same_order(known.of(first), known.of(second)):
+                    continue
+                of_sources = first.holds_input() or second.holds_input()
+                for other in (first.find(), second.find()):
+                    is_changed = is_changed or other.doubt is None
+                    other.doubts(reason, of_sources=of_sources)
+        for layer, side, axis in self._axes:
+            order: FeatureOrder = None if axis is None else known.of(axis)
+            if side == "outputs" and order is not None:
+                order = _of_outputs(layer, order)
+            self.record(layer, side, order)
+        for layer, layout, places, reason in self._layouts:
+            wanted = tuple(place.find() for place in places)
+            if layout is None or layout.arrangement(places) != wanted:
+                self.record(layer, "inputs", UnknownFeatureOrder(reason))
+        for layer, side, axes, reason in self._plain:
+            orders = [order for axis in axes if (order := known.of(axis)) is not None]
+            if orders:
+                first_reason = getattr(orders[0], "reason", reason)
+                self.record(layer, side, UnknownFeatureOrder(first_reason))
 
     def differing(self) -> dict[int, LayerOrders]:
         """Returns the orders that differ from PyTorch's, by the id of the layer."""
@@ -65,26 +135,15 @@ class OrderRecorder:
             key: orders for key, orders in self._orders.items() if orders.inputs or orders.outputs
         }
 
-    def record(
-        self, layer: Any, side: Side, order: FeatureOrder, is_backward: bool = False
-    ) -> None:
-        """Records the order of a layer's inputs or outputs at one of its calls.
-
-        Args:
-            layer: The layer.
-            side: "inputs" or "outputs".
-            order: The order.
-            is_backward: bool. True if later layers require the order. None then means that they
-                require none. Default False.
-        """
+    def record(self, layer: Any, side: Side, order: FeatureOrder) -> None:
+        """Records the order of a layer's inputs or outputs at one of its calls."""
         orders = self._orders.setdefault(id(layer), LayerOrders())
         before = getattr(orders, side)
-        at_first_call = self._recorded.setdefault((id(layer), side, is_backward), order)
-        if isinstance(before, UnknownFeatureOrder) or (order == at_first_call == before):
+        first = self._first.setdefault((id(layer), side), order)
+        if isinstance(before, UnknownFeatureOrder):
             return
-        is_conflict = order != at_first_call or (before and order and before != order)
-        if is_conflict and not isinstance(order, UnknownFeatureOrder):
-            order = UnknownFeatureOrder("the model calls the layer on features in several orders")
+        if not isinstance(order, UnknownFeatureOrder) and not same_order(first, order):
+            order = _SEVERAL
         setattr(orders, side, order or before)
 
     def share(self, holders: Sequence[Any]) -> None:
@@ -102,93 +161,6 @@ class OrderRecorder:
                 orders = self._orders.setdefault(id(layer), LayerOrders())
                 setattr(orders, side, distinct[0] if len(distinct) == 1 else unknown)
 
-    def record_inputs(
-        self, layer: keras.layers.Layer, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
-    ) -> None:
-        """Records the order of a layer's inputs at the layers inside that have weights on them.
-
-        Args:
-            layer: Layer without wrappers.
-            orders: Orders of the inputs.
-            shapes: Shapes of the inputs.
-        """
-        flattened: list[Any] = list(filter(is_flattened, orders))
-        name = layer.name
-        order: FeatureOrder = None
-        if flattened:
-            is_same = len(set(flattened)) == 1 and len(flattened) == len(shapes)
-            several = UnknownFeatureOrder(f"'{layer.name}' has several inputs")
-            order = flattened[0] if is_same else several
-        if cells := recurrent_cells(layer):
-            if not any(map(is_flattened, orders[1:])):  # initial states
-                order = flattened[0] if flattened else None
-            if isinstance(orders[0], UnknownAxisOrder) and orders[0].mixes:
-                order = UnknownFeatureOrder(orders[0].reason)  # the order of the steps
-            for cell in cells:
-                self._record_cell(cell, order, shapes[0])
-        elif isinstance(layer, keras.layers.EinsumDense):
-            self.record(layer, "inputs", summed_features(layer, orders[0], shapes[0]))
-        elif isinstance(layer, (keras.layers.Dense, *ORDER_PRESERVING_LAYERS)):
-            after = order_after(layer, order, shapes[0]) if order is not None else None
-            if _has_weights_per_position(layer, orders[0]):
-                after = UnknownFeatureOrder(f"'{name}' has a weight for each position of an image")
-            self.record(layer, "inputs", after)  # type: ignore[arg-type]
-        elif isinstance(layer, IMAGE_LAYERS) and not flattened:
-            self.record(layer, "inputs", order_of_positions(layer, orders[0], shapes[0]))
-        elif flattened:
-            reason = f"'{layer.name}' has flattened features as inputs"
-            sizes = {shape[-1] for shape in shapes if shape}
-            for inner in _keras.layers.all_layers(layer):
-                weights = _keras.layers.held_weights(inner)
-                if any(sizes.intersection(w.shape) for w in weights):
-                    self.record(inner, "inputs", UnknownFeatureOrder(reason))
-        elif not _keras.is_of_keras(type(layer), "call") or isinstance(layer, keras.layers.Wrapper):
-            self._record_flatten_inside(layer, orders, shapes)
-
-    def _record_cell(self, cell: Any, order: FeatureOrder, shape: Shape) -> None:
-        """Records the order of the inputs of a recurrent cell, which may contain layers.
-
-        Args:
-            cell: The cell.
-            order: Order of the features of a step.
-            shape: Shape of the recurrent layer's input.
-        """
-        self.record(cell, "inputs", order)
-        if _keras.is_of_keras(type(cell), "call") or (order is None and len(shape) < 3):
-            return
-        reason = UnknownFeatureOrder(f"the cell '{cell.name}' takes a flattened image, or an image")
-        for inner in _keras.layers.all_layers(cell):
-            if _keras.layers.held_weights(inner):
-                self.record(inner, "inputs", reason)
-
-    def _record_flatten_inside(
-        self, layer: keras.layers.Layer, orders: Sequence[TensorOrder], shapes: Sequence[Shape]
-    ) -> None:
-        """Records the layers inside a custom layer that may take a flattened image.
-
-        Args:
-            layer: Layer without a graph.
-            orders: Orders of the inputs.
-            shapes: Shapes of the inputs.
-        """
-        inside = list(outside_graphs(layer))
-        images = [
-            shape
-            for order, shape in zip(orders, shapes, strict=True)
-            if flattens_differently(order, shape)
-            or (isinstance(order, UnknownAxisOrder) and sum(size != 1 for size in shape) > 1)
-        ]
-        for shape in images:
-            reason = f"'{layer.name}' takes an image of {shape}, and may flatten it for this layer"
-            self.record_unseen("inputs", shape, inside, reason)
-        has_images = bool(images) or any(isinstance(inner, IMAGE_LAYERS) for inner in inside)
-        for side, shape, reason in unseen_images(inside, has_images):
-            self.record_unseen(side, shape, inside, reason)
-            if side == "inputs":
-                self.record_beside(inside, math.prod(shape), reason)
-        if has_images:
-            self.record_unexplained(inside, {shape[-1] for shape in shapes if shape})
-
     def record_unexplained(self, layers: Sequence[Any], sizes: set[int]) -> None:
         """Records an unknown order for kernels in layers whose calls are not known.
 
@@ -202,7 +174,7 @@ class OrderRecorder:
             self.record_beside(layers, size, reason)
         for layer in before_convolutions(layers):
             reason = "the model does not show whether it makes an image of these outputs"
-            self.record(layer, "outputs", UnknownFeatureOrder(reason), is_backward=True)
+            self.record(layer, "outputs", UnknownFeatureOrder(reason))
 
     def record_kernels(self, layers: Sequence[Any]) -> None:
         """Records that a flattened image may be the input of any kernel of some layers."""
@@ -224,12 +196,12 @@ class OrderRecorder:
         is_taken = any(kernel.shape[0] == size for kernel in kernels)
         for layer in layers:
             if isinstance(layer, keras.layers.Dense) and layer.units == size and not is_taken:
-                self.record(layer, "outputs", unknown, is_backward=True)
+                self.record(layer, "outputs", unknown)
             shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
             if isinstance(layer, ORDER_PRESERVING_LAYERS) and (size,) in shapes:
                 self.record(layer, "inputs", unknown)
             if isinstance(layer, keras.layers.Embedding) and layer.output_dim == size:
-                self.record(layer, "outputs", unknown, is_backward=True)
+                self.record(layer, "outputs", unknown)
 
     def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
         """Records an unknown order for layers with a weight on all entries of a tensor.
@@ -258,14 +230,9 @@ class OrderRecorder:
                 self.record(owner, side, UnknownFeatureOrder(reason))
 
 
-def _has_weights_per_position(layer: Any, order: TensorOrder) -> bool:
-    """Returns True if the weights of a layer on an image differ along one axis of positions."""
-    if not isinstance(order, tuple) or is_order_of_torch(order):
-        return False
-    axes: list[int] = []
-    if isinstance(layer, keras.layers.PReLU):
-        axes = [axis for axis, size in enumerate(layer.alpha.shape) if size != 1]
-    elif isinstance(layer, FIRST_AXIS_LAYERS):
-        given = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-        axes = [axis - 1 if axis > 0 else axis for axis in given]
-    return len(axes) == 1 and order[axes[0]] != 0
+def _of_outputs(layer: Any, order: FeatureOrder) -> FeatureOrder:
+    """Returns the order of outputs that become an image. Only some layers can be reordered."""
+    can_reorder = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
+    if isinstance(order, JoinedFeatures) or (isinstance(order, FlattenedAxes) and not can_reorder):
+        return UnknownFeatureOrder("its outputs become an image")
+    return order

@@ -1,66 +1,112 @@
-"""Orders of the layer inside a `TimeDistributed`, which takes one time step of a tensor."""
+"""Rule of a layer that is called on each step of a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 
-from tfwd.pretrained.flatten_order.layer_groups import unwrapped
-from tfwd.pretrained.flatten_order.orders import (
-    Shape,
-    TensorOrder,
-    UnknownAxisOrder,
-    UnknownFeatureOrder,
-    first_unknown,
-    is_flattened,
-)
+from tfwd.pretrained.flatten_order import layer_groups as groups
+from tfwd.pretrained.flatten_order.axes import Axis, MergedAxis
+from tfwd.pretrained.flatten_order.layer_call import Call
+from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place, orders_at_end
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, made
 
 
-def for_one_time_step(
-    function: Callable[..., list[TensorOrder]],
-    layer: keras.layers.TimeDistributed,
-    orders: list[TensorOrder],
-    shapes: list[Shape],
-    results: list[Shape],
-) -> list[TensorOrder]:
-    """Returns the orders that a function finds for the layer inside a `TimeDistributed`.
+def time_distributed(call: Call) -> list[TensorAxes]:
+    """Returns the outputs of a layer that is called on each step of a sequence."""
+    inner = groups.unwrapped(call.layer.layer)
+    if isinstance(inner, keras.layers.Dense):  # it acts on the last axis, also without the wrapper
+        return call.run(inner, call.tensors, call.shapes)
+    reason = f"'{call.name}' runs its layer along an axis of an image"
+    for tensor in call.tensors:
+        _need_time_first(tensor, reason)
+    is_first = all(map(_has_time_first, call.tensors))
+    steps = [_step(tensor, reason) for tensor in call.tensors]
+    results = call.run(inner, steps, [(shape[0], *shape[2:]) for shape in call.shapes])
+    outer = {}
+    for tensor, step in zip(call.tensors, steps, strict=True):
+        outer[id(step.layout.find())] = tensor
+        time = tensor.places[1]
+        if step.layout.is_restricted and time is not None and step.layout.possible:
+            orders = {(each[0], time, *each[1:]) for each in step.layout.possible}
+            tensor.layout.restrict(orders, reason)
+    if not is_first:
+        return [_along_an_image(result, call.tensors[0].axes[1], reason) for result in results]
+    found = []
+    for result in results:
+        same = outer.get(id(result.layout.find()))  # it has the axes of this input
+        found.append(_with_time(result, same or call.tensors[0], keeps_layout=same is not None))
+    return found
+
+
+def _need_time_first(tensor: TensorAxes, reason: str) -> None:
+    """Restricts an open layout to those with the time behind the batch."""
+    time, layout = tensor.places[1], tensor.layout
+    if time is None or len(tensor.used) < 3 or not layout.is_open:
+        return
+    orders = layout.possible or orders_at_end(tensor.used, set())
+    layout.restrict({each for each in orders if each[1] is time.find()}, reason)
+
+
+def _has_time_first(tensor: TensorAxes) -> bool:
+    """Returns True if PyTorch may have the time behind the batch."""
+    time, possible = tensor.places[1], tensor.layout.possible
+    if time is None or len(tensor.used) < 3 or tensor.layout.find().step is not None:
+        return True
+    return possible is not None and any(each[1] is time.find() for each in possible)
+
+
+def _step(tensor: TensorAxes, reason: str) -> TensorAxes:
+    """Returns one step of a sequence."""
+    layout, time = tensor.layout, tensor.places[1]
+    step = layout.find().step
+    if step is None or layout.is_restricted:
+        possible = layout.possible
+        if possible is not None and time is not None:
+            possible = {(each[0], *each[2:]) for each in possible if each[1] is time.find()}
+        is_first = _has_time_first(tensor)
+        step = Layout(
+            possible or None,
+            reason=layout.reason if is_first else reason,
+            is_open=layout.is_open and is_first,
+            is_natural=layout.is_natural,
+            is_contradictory=not is_first or layout.is_contradictory,
+        )
+    axes, places = (tensor.axes[0], *tensor.axes[2:]), (tensor.places[0], *tensor.places[2:])
+    return TensorAxes(axes, places, step)
+
+
+def _with_time(step: TensorAxes, tensor: TensorAxes, *, keeps_layout: bool) -> TensorAxes:
+    """Returns the output of a layer on all steps.
 
     Args:
-        function: `_layer_forward` or `_layer_backward`.
-        layer: The wrapper.
-        orders: Orders that the function takes, with the axis of time.
-        shapes, results: Shapes of the wrapper's inputs and outputs.
+        step: The output for one step.
+        tensor: An input, with the time.
+        keeps_layout: True if the output has the axes of this input.
     """
-    inner = unwrapped(layer.layer)
-    if isinstance(inner, keras.layers.Dense):  # it acts on the last axis, also without the wrapper
-        return function(inner, orders, shapes, results)
-    found = function(
-        inner,
-        [without_time(order) for order in orders],
-        [shape[1:] for shape in shapes],
-        [shape[1:] for shape in results],
+    axes = (step.axes[0], tensor.axes[1], *step.axes[1:])
+    if keeps_layout:
+        places = (step.places[0], tensor.places[1], *step.places[1:])
+        return TensorAxes(axes, places, tensor.layout)
+    time = None if tensor.axes[1] is None else Place()
+    possible = step.layout.possible
+    is_shown_later = step.layout.is_open and possible is None
+    if time is not None and possible is not None:
+        possible = {(each[0], time, *each[1:]) for each in possible}
+    layout = Layout(
+        possible,
+        reason=step.layout.reason,
+        is_natural=step.layout.is_natural,
+        is_contradictory=step.layout.is_contradictory,
     )
-    if any(isinstance(order, tuple) and order[:1] != (0,) for order in orders):
-        # PyTorch has another axis first, so its model cannot run the layer on steps of this one.
-        reason = f"'{layer.name}' runs its layer along an axis of an image"
-        return [
-            UnknownFeatureOrder(reason) if is_flattened(order) else UnknownAxisOrder(reason)
-            for order in found
-        ]
-    return [with_time(order) or first_unknown(orders) for order in found]
+    if is_shown_later:
+        layout.step = step.layout.find()
+    return TensorAxes(axes, (step.places[0], time, *step.places[1:]), layout)
 
 
-def without_time(order: TensorOrder) -> TensorOrder:
-    """Returns the order of one time step of a tensor, which `TimeDistributed` passes on."""
-    if not isinstance(order, tuple):
-        return order
-    in_torch = sorted(position for position in order[1:] if position >= 0)
-    return type(order)(in_torch.index(p) if p >= 0 else -1 for p in order[1:])
-
-
-def with_time(order: TensorOrder) -> TensorOrder:
-    """Returns the order of a tensor, from the order of one of its time steps."""
-    if not isinstance(order, tuple):
-        return order
-    return type(order)((0, *(position + 1 if position >= 0 else -1 for position in order)))
+def _along_an_image(step: TensorAxes, time: Axis | None, reason: str) -> TensorAxes:
+    """Returns the output of a layer that PyTorch's model cannot call in this way."""
+    axes = (step.axes[0], time, *step.axes[1:])
+    for axis in axes:
+        if isinstance(axis, MergedAxis):
+            axis.doubts(reason)
+    return made(axes, reason, is_natural=False, is_contradictory=True)

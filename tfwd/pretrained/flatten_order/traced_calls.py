@@ -1,4 +1,4 @@
-"""Graph of a layer that has none, such as a subclassed model: one call of it is traced.
+"""Graph of a model or layer: one call of it is traced.
 
 The layers inside, and TensorFlow's operations between them, become the nodes of the graph.
 """
@@ -11,32 +11,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._keras import Graph, call_interception, in_order_of_inputs
-from tfwd.pretrained.flatten_order.layer_groups import has_image_layers
-from tfwd.pretrained.flatten_order.traced_operations import OperationRecorder
+from tfwd._keras import call_interception
+from tfwd.pretrained.flatten_order.layer_groups import has_image_layers, is_composite
+from tfwd.pretrained.flatten_order.traced_operations import Graph, OperationRecorder
 
 _IDS = ("float32", "int32")  # Keras 3 does not store the dtype of inputs, which may be ids
 Call = tuple[tuple, dict[str, Any]]
-
-
-def is_traceable(layer: Any) -> bool:
-    """Returns True for a layer or model with a `call` of its own, and for a `Lambda` layer."""
-    if not isinstance(layer, keras.layers.Layer):
-        return False
-    defined = _keras.calls_of(type(layer))
-    is_own = not _keras.is_of_keras(defined) and not defined.__module__.startswith("tfwd.")
-    return is_own or isinstance(layer, keras.layers.Lambda)
 
 
 def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = ()) -> Graph | None:
     """Returns the graph of a call of a layer; None if it cannot be traced.
 
     Args:
-        layer: Layer that `is_traceable`.
+        layer: A layer that `is_composite`.
         call: Arguments of the call, with a symbolic tensor or a `tf.TensorSpec` for each tensor.
             Default None: the arguments of the layer's first call.
         tensors: The tensors in `call` that are the inputs of the graph, in their order. Default:
@@ -44,6 +34,9 @@ def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = 
     """
     if not _keras.layer_building.has_weights(layer):
         return None
+    inputs = _keras.layers.symbolic_inputs(layer)
+    if call is None and inputs is not None:
+        call = (inputs,), {}
     call = call or _keras.layer_building.call_signature(layer)
     if call is None or not all(_has_axes(t) for t in tf.nest.flatten(call) if _is_symbolic(t)):
         return None
@@ -60,7 +53,7 @@ def _number_of_examples(layer: Any, call: Any) -> int:
         value.shape for value in (*layer.weights, *tf.nest.flatten(call)) if hasattr(value, "shape")
     ]
     sizes = {size for shape in shapes for size in shape if size}
-    primes = (n for n in range(31, 10**6) if all(n % k for k in range(2, math.isqrt(n) + 1)))
+    primes = (n for n in range(1009, 10**6) if all(n % k for k in range(2, math.isqrt(n) + 1)))
     return next(prime for prime in primes if all(size % prime for size in sizes))
 
 
@@ -88,7 +81,8 @@ def _traced(
     calls = _Calls(layer, graph)
     examples = _number_of_examples(layer, (args, kwargs))
     made: dict[int, tf.Tensor] = {}  # placeholders
-    owners = [_keras.calls_of(type(inner)) for inner in _keras.layers.all_layers(layer)]
+    inside = _keras.layers.all_layers(layer)
+    owners = [_keras.calls_of(type(inner)) for inner in inside]
     if "training" in inspect.signature(type(layer).call).parameters:
         kwargs = {**kwargs, "training": False}
 
@@ -114,13 +108,17 @@ def _traced(
         args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
         inputs = [made[id(tensor)] for tensor in tensors] or _tensors(args, kwargs)
         outputs = _tensors((layer(*args, **kwargs),), {})
-    recorder = OperationRecorder(inputs, graph.captures)
+    recorder = OperationRecorder(inputs, graph.captures, calls.layer_names)
     for call in calls.made:
         recorder.add_layer(*call)
     results, callers = recorder.tensors(outputs), calls.callers
     if not any(map(has_image_layers, recorder.on_constants)):  # otherwise they may make an image
         callers += recorder.on_constants
     return Graph(inputs, results, recorder.nodes, callers, recorder.reshaped)
+
+
+class HiddenCall(Exception):
+    """A layer is called where a trace does not see its tensors."""
 
 
 class _Calls:
@@ -133,12 +131,14 @@ class _Calls:
     Attributes:
         made: Layer, arguments and results of each call.
         callers: Layers that call other layers. Their own calls are not in `made`.
+        layer_names: By the name of an operation: the layer of Keras without weights that calls it.
     """
 
     def __init__(self, root: Any, graph: tf.Graph) -> None:
         self._root, self._graph, self._is_inside = root, graph, False
         self.made: list[tuple[Any, list[Any], list[Any]]] = []
         self.callers: list[Any] = []
+        self.layer_names: dict[str, str] = {}
 
     def handle(
         self, owner: type, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict
@@ -146,24 +146,65 @@ class _Calls:
         """Calls a layer in place of its own `call`, and stores the call."""
         if self._is_inside:
             return original(*args, **kwargs)
-        if layer is self._root or is_traceable(layer):
-            self.callers.append(layer)
-            return original(*args, **kwargs)
+        call = self._call_leaf
+        if layer is self._root or is_composite(layer):
+            call = self._call_composite
+        state = len(self.made), len(self.callers)
+        shown: Any = None
+        try:
+            return call(layer, original, args, kwargs)
+        except HiddenCall:
+            if layer is self._root or call == self._call_leaf:
+                raise
+        except Exception:
+            shown = None if layer is self._root else _keras.layers.symbolic_outputs(layer)
+            if shown is None:
+                raise
+        del self.made[state[0] :], self.callers[state[1] :]
+        if shown is not None:
+            return self._add_unknown(layer, args, kwargs, shown)
+        return self._call_leaf(layer, original, args, kwargs)
+
+    def _call_composite(
+        self, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict
+    ) -> Any:
+        """Calls a layer whose call shows what it does."""
+        self.callers.append(layer)
+        is_simple = not layer.weights and _keras.is_of_keras(type(layer), "call")
+        before = len(self._graph.get_operations()) if is_simple else 0
+        outputs = original(*args, **kwargs)
+        for operation in self._graph.get_operations()[before:] if is_simple else ():
+            self.layer_names.setdefault(operation.name, layer.name)
+        return outputs
+
+    def _call_leaf(
+        self, layer: Any, original: Callable[..., Any], args: tuple, kwargs: dict
+    ) -> Any:
+        """Calls another layer, and stores the call."""
         if _keras.present_graph() is not self._graph:
-            raise NotImplementedError(f"'{layer.name}' is called in a loop or a branch")
+            raise HiddenCall(f"'{layer.name}' is called in a loop or a branch")
         self._is_inside = True
         try:
             outputs = original(*args, **kwargs)
         finally:
             self._is_inside = False
-        given = args[0] if args else None
-        arguments = in_order_of_inputs(
-            given, _keras.layers.input_names(layer), _tensors(args, kwargs)
-        )
+        arguments = _tensors(args, kwargs)
         ids = set(map(id, arguments))
         outputs = tf.nest.map_structure(
             lambda tensor: tf.identity(tensor) if id(tensor) in ids else tensor, outputs
         )
+        self.made.append((layer, arguments, _tensors((outputs,), {})))
+        return outputs
+
+    def _add_unknown(self, layer: Any, args: tuple, kwargs: dict, shown: Any) -> Any:
+        """Stores a call that fails. Returns tensors with the shapes that Keras knows."""
+        arguments = _tensors(args, kwargs)
+        examples = arguments[0].shape[0]
+
+        def placeholder(tensor: Any) -> tf.Tensor:
+            return tf.compat.v1.placeholder(tensor.dtype, (examples, *tensor.shape[1:]))
+
+        outputs = tf.nest.map_structure(placeholder, shown)
         self.made.append((layer, arguments, _tensors((outputs,), {})))
         return outputs
 

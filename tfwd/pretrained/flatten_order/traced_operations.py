@@ -9,15 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfwd._keras import Node
-from tfwd.pretrained.flatten_order.axes_of_operations import Axes, axes_of_result
-
 # These operations depend on the shape of their inputs, but not on the entries.
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
-_NAMES = {
-    **{"BatchMatMul": "matmul", "AddN": "add", "Pack": "stack", "Unpack": "unstack"},
-    "IdentityN": "identity",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,31 +18,60 @@ class TracedOperation:
     """An operation of TensorFlow in the call of a layer.
 
     Attributes:
-        symbol: str. Name of the operation in lower case, without its version.
-        name: str. Name in TensorFlow's graph.
-        data_format: str. Order of the axes of a convolution or pooling.
-        moves_examples: bool. True if the first axis of a result is not the first axis of all
-            inputs. It may then contain time steps, or parts of an image.
+        operation: The operation, in the graph of the trace.
+        is_known: tuple of bool. For each input, True if it depends on the inputs of the call. Other
+            inputs are constants or weights.
         variables: tuple of int. Ids of the handles of the variables that the operation reads.
-        is_dense: bool. True for a product of the last axis of the only input with a matrix.
-        axes: tuple of int. For each axis of the result, the axis of the only input that it was, or
-            -1 for a new axis. None if the operation moves entries between axes or moves the axis of
-            the examples, which is not counted here.
-        keeps_last_axis: bool. True if the last axis of the result is the last axis of the only
-            input, also if the axis of the examples moves.
-        table_axes: int. Largest number of axes with several entries of a constant or weight in the
-            operation. A weight per position has two or more.
+        layer_name: str. Name of the layer of Keras without weights that calls it, or "".
     """
 
-    symbol: str
-    name: str
-    data_format: str
-    moves_examples: bool
+    operation: tf.Operation
+    is_known: tuple[bool, ...]
     variables: tuple[int, ...]
-    is_dense: bool
-    axes: tuple[int, ...] | None
-    keeps_last_axis: bool
-    table_axes: int
+    layer_name: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Returns the name of the kind of operation, without its version, as in "BatchMatMul"."""
+        return re.sub(r"V\d+$", "", self.operation.type)
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the layer that calls it, or the name in TensorFlow's graph."""
+        return self.layer_name or self.operation.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A call in a graph.
+
+    Attributes:
+        operation: A layer, or a `TracedOperation`.
+        arguments: Tensors that depend on the inputs of the graph.
+        results: Tensors that it returns.
+    """
+
+    operation: Any
+    arguments: list[Any]
+    results: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """The calls that a call of a layer makes.
+
+    Attributes:
+        inputs, outputs: Symbolic tensors of the layer.
+        nodes: Calls. A call comes after the calls that it depends on.
+        callers: Layers whose calls are not in `nodes`, because the calls that they make are.
+        reshaped: Ids of the handles of variables that are reshaped before they are used.
+    """
+
+    inputs: list[Any]
+    outputs: list[Any]
+    nodes: list[Node]
+    callers: list[Any]
+    reshaped: set[int]
 
 
 class UnknownShape(ValueError):
@@ -62,6 +84,7 @@ class OperationRecorder:
     Args:
         known: Inputs of the call.
         captures: Pairs of a variable's handle and its placeholder, as in `FuncGraph.captures`.
+        layer_names: Names of the layers that call operations, by the operation's name.
 
     Attributes:
         nodes: Operations and layers, as in `Graph.nodes`.
@@ -69,7 +92,13 @@ class OperationRecorder:
         on_constants: Layers whose calls depend on no input.
     """
 
-    def __init__(self, known: Iterable[tf.Tensor], captures: Iterable[tuple[Any, Any]]) -> None:
+    def __init__(
+        self,
+        known: Iterable[tf.Tensor],
+        captures: Iterable[tuple[Any, Any]],
+        layer_names: dict[str, str],
+    ) -> None:
+        self._layer_names = layer_names
         self.nodes: list[Node] = []
         self.reshaped: set[int] = set()
         self.on_constants: list[Any] = []
@@ -128,20 +157,11 @@ class OperationRecorder:
         arguments = [self._known[t.name] for t in inputs if t.name in self._known]
         if not arguments:
             return
-        first = {_first_size(tensor) for tensor in (*arguments, *results)}
         constants = [tensor for tensor in inputs if tensor.name not in self._known]
-        axes = axes_of_result(operation) if len(arguments) == 1 else None
-        traced = TracedOperation(
-            symbol=_symbol(operation.type),
-            name=operation.name,
-            data_format=_data_format(operation),
-            moves_examples=len(first) > 1 or None in first,
-            variables=tuple(v for tensor in constants for v in self._variables(tensor)),
-            is_dense=_is_dense(operation, inputs, arguments),
-            axes=_axes_of_example(axes),
-            keeps_last_axis=axes is not None and axes[-1:] == (arguments[0].shape.rank - 1,),
-            table_axes=max((_axes_with_entries(tensor) for tensor in constants), default=0),
-        )
+        variables = tuple(v for tensor in constants for v in self._variables(tensor))
+        is_known = tuple(tensor.name in self._known for tensor in inputs)
+        layer_name = self._layer_names.get(operation.name, "")
+        traced = TracedOperation(operation, is_known, variables, layer_name)
         self.nodes.append(Node(traced, arguments, list(results)))
         self._add_results(results)
 
@@ -168,28 +188,6 @@ class OperationRecorder:
             self._known[_name(tensor)] = tensor
 
 
-def _axes_of_example(axes: Axes | None) -> Axes | None:
-    """Returns axes without the first, which is the axis of the examples; None if it moves."""
-    if axes is None or axes[:1] != (0,):
-        return None
-    return tuple(axis - 1 if axis > 0 else axis for axis in axes[1:])
-
-
-def _symbol(kind: str) -> str:
-    """Returns the name of a kind of operation without its version, such as "add" for "AddV2"."""
-    kind = re.sub(r"V\d+$", "", kind)
-    return _NAMES.get(kind, kind.lower())
-
-
-def _data_format(operation: tf.Operation) -> str:
-    """Returns the order of the axes that an operation has as an attribute."""
-    try:
-        text = operation.get_attr("data_format")
-    except ValueError:
-        return "channels_last"
-    return "channels_first" if text.startswith(b"NC") else "channels_last"
-
-
 def _changes_axes(operation: tf.Operation) -> bool:
     """Returns True for a reshape that changes more than axes of size 1."""
     if operation.type != "Reshape":
@@ -199,25 +197,24 @@ def _changes_axes(operation: tf.Operation) -> bool:
     return before != after
 
 
-def _is_dense(operation: tf.Operation, inputs: list[Any], arguments: list[Any]) -> bool:
-    """Returns True for a product of the last axis of the only argument with a matrix."""
-    if _symbol(operation.type) != "matmul" or len(arguments) != 1:
-        return False
-    flag = "transpose_a" if operation.type == "MatMul" else "adj_x"
-    return inputs[0].name == arguments[0].name and not operation.get_attr(flag)
-
-
-def _axes_with_entries(tensor: tf.Tensor) -> int:
-    """Returns the number of axes that are not of size 1. Equal entries have no order."""
-    if tensor.op.type in ("ZerosLike", "OnesLike", "Fill"):
-        return 0
-    return sum(size != 1 for size in tensor.shape) if tensor.shape.rank is not None else 0
-
-
-def _first_size(tensor: tf.Tensor) -> int | None:
-    return tensor.shape[0] if tensor.shape.rank else None
-
-
 def _name(tensor: Any) -> str:
     """Returns a name for a symbolic tensor or a constant that no other tensor has."""
     return tensor.name if hasattr(tensor, "op") else str(id(tensor))
+
+
+def value_of_constant(tensor: tf.Tensor) -> Any:
+    """Returns the value of a tensor that depends on no input and no variable; else None."""
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return value
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type in ("Placeholder", "VarHandleOp") or len(seen) > 100:
+            return None
+        waiting += [each.op for each in operation.inputs]
+    with tf.compat.v1.Session(graph=tensor.graph) as session:
+        return session.run(tensor)

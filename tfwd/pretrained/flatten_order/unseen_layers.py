@@ -8,8 +8,8 @@ from typing import Any, Literal
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, recurrent_cells, unwrapped
-from tfwd.pretrained.flatten_order.orders import Shape, channels_last, flattened_axes
+from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, recurrent_cells
+from tfwd.pretrained.flatten_order.orders import Shape, flattened_image
 
 Side = Literal["inputs", "outputs"]
 
@@ -40,7 +40,7 @@ def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, S
             continue
         if not has_images and len(shape) < 3:
             continue
-        if flattened_axes(shape, channels_last(len(shape))):
+        if flattened_image((shape[-1], *shape[:-1])):
             found.append((side, shape, reason))
     return found
 
@@ -95,17 +95,3 @@ def _output_sizes(layer: Any) -> set[int]:
         cells = [inner for inner in _keras.layers.all_layers(layer) if hasattr(inner, "units")]
         sizes |= {factor * cell.units for cell in cells for factor in (1, 2)}
     return sizes
-
-
-def image_layer_ids(layer: Any) -> set[int]:
-    """Returns the ids of the image layers that a layer is or contains."""
-    inside = _keras.layers.all_layers(layer)
-    return {id(inner) for inner in inside if isinstance(inner, IMAGE_LAYERS)}
-
-
-def outside_graphs(layer: Any) -> Iterator[Any]:
-    """Yields a layer and the layers inside, but not the graphs inside and their layers."""
-    yield layer
-    for inner in map(unwrapped, _keras.layers.sublayers(layer)):
-        if _keras.layers.graph(inner) is None:
-            yield from outside_graphs(inner)

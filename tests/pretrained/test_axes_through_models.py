@@ -1,0 +1,203 @@
+"""Axes that a model divides, exchanges and merges again, followed to the layers with weights.
+
+The expected outputs are PyTorch's formulas in NumPy, with the channels of images on the first axis.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from flattened_images import RNG, saved
+from traced_images import C, Model, X, check, conv, flat, head, image
+
+from tfwd.pretrained import Key, PlanError, load
+
+layers = keras.layers
+
+
+def softmax(x):
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def linear(name, x, weights):
+    return x @ weights[f"{name}.weight"].T
+
+
+def dense_layers(**sizes):
+    """Returns layers without a bias, and their weights in PyTorch."""
+    made = {name: head(outputs, name) for name, (outputs, _) in sizes.items()}
+    weights = {f"{name}.weight": RNG.normal(size=shape) for name, shape in sizes.items()}
+    return made, weights
+
+
+def attended(q, k, v, heads):
+    """Returns attention with several heads, on NumPy's arrays or TensorFlow's tensors."""
+    parts = [part.reshape(2, -1, heads, part.shape[-1] // heads) for part in (q, k, v)]
+    q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
+    mixed = softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])) @ v
+    return mixed.transpose(0, 2, 1, 3).reshape(2, -1, heads * v.shape[-1])
+
+
+def attention(m, x, heads, size):
+    def divided(rows):
+        return tf.transpose(tf.reshape(rows, (-1, x.shape[1], heads, size)), (0, 2, 1, 3))
+
+    q, k, v = divided(m.q(x)), divided(m.k(x)), divided(m.v(x))
+    scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / size**0.5)
+    mixed = tf.transpose(tf.matmul(scores, v), (0, 2, 1, 3))
+    return m.o(tf.reshape(mixed, (-1, x.shape[1], heads * size)))
+
+
+def tokens():
+    """Returns the pixels of PyTorch's image as a sequence, [examples, positions, channels]."""
+    return np.moveaxis(image(), 1, -1).reshape(2, 24, 5)
+
+
+def test_attention_of_a_vision_transformer(tmp_path):
+    """Checks attention on the patches of an image, whose heads are merged before a layer."""
+    sizes = {"q": (6, 5), "k": (6, 5), "v": (6, 5), "o": (5, 6), "f": (4, 5)}
+    made, weights = dense_layers(**sizes)
+
+    def call(m, x):
+        patches = tf.reshape(m.c(x), (-1, 24, 5))
+        return m.f(tf.reduce_mean(patches + attention(m, patches, 2, 3), 1))
+
+    x = tokens()
+    rows = attended(linear("q", x, weights), linear("k", x, weights), linear("v", x, weights), 2)
+    expected = linear("f", (x + linear("o", rows, weights)).mean(1), weights)
+    check(Model(call, c=conv(), **made), expected, tmp_path, C, weights)
+
+
+def test_shuffled_channels(tmp_path):
+    """Checks groups of channels that are exchanged, as in ShuffleNet, before another layer."""
+    made, weights = dense_layers(f=(4, 6))
+    weights |= {"c.weight": RNG.normal(size=(6, 3, 1, 1)), "c.bias": RNG.normal(size=6)}
+
+    def call(m, x):
+        groups = tf.reshape(m.c(x), (-1, 4, 6, 2, 3))
+        shuffled = tf.reshape(tf.transpose(groups, (0, 1, 2, 4, 3)), (-1, 4, 6, 6))
+        return m.f(tf.reduce_mean(shuffled, (1, 2)))
+
+    convolved = np.einsum("nhwi,oi->nohw", X, weights["c.weight"][:, :, 0, 0])
+    convolved = convolved + weights["c.bias"][:, None, None]
+    shuffled = convolved.reshape(2, 2, 3, 4, 6).swapaxes(1, 2).reshape(2, 6, 4, 6)
+    expected = linear("f", shuffled.mean((2, 3)), weights)
+    model = Model(call, c=layers.Conv2D(6, 1, name="c"), **made)
+    check(model, expected, tmp_path, weights)
+
+
+def test_windows_of_an_image(tmp_path):
+    """Checks windows that become examples, as in a Swin transformer, and are joined again."""
+    made, weights = dense_layers(d=(6, 5), f=(4, 6))
+    norm = {"n.weight": RNG.normal(size=5), "n.bias": RNG.normal(size=5)}
+
+    def call(m, x):
+        h = m.n(m.c(x))
+        windows = tf.transpose(tf.reshape(h, (-1, 2, 2, 3, 2, 5)), (0, 1, 3, 2, 4, 5))
+        rows = m.d(tf.reshape(windows, (-1, 4, 5)))
+        rows = rows - tf.reduce_mean(rows, 1, keepdims=True)
+        windows = tf.reshape(rows, (-1, 2, 3, 2, 2, 6))
+        joined = tf.reshape(tf.transpose(windows, (0, 1, 3, 2, 4, 5)), (-1, 4, 6, 6))
+        return m.f(tf.reduce_max(joined, (1, 2)))
+
+    h = np.moveaxis(image(), 1, -1)
+    h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-3)
+    h = h * norm["n.weight"] + norm["n.bias"]
+    windows = h.reshape(2, 2, 2, 3, 2, 5).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 4, 5)
+    rows = linear("d", windows, weights)
+    rows = (rows - rows.mean(1, keepdims=True)).reshape(2, 2, 3, 2, 2, 6)
+    expected = linear("f", rows.max((1, 2, 3, 4)), weights)
+    model = Model(call, c=conv(), n=layers.LayerNormalization(name="n"), **made)
+    check(model, expected, tmp_path, C, norm, weights)
+
+
+def test_halves_of_an_image(tmp_path):
+    """Checks channels that are divided into halves, one of which gates the other."""
+    weight = {"f.weight": RNG.normal(size=(4, 48))}
+    both = {"c.weight": RNG.normal(size=(4, 3, 1, 1)), "c.bias": RNG.normal(size=4)}
+
+    def call(m, x):
+        first, second = tf.split(m.c(x), 2, axis=-1)
+        return m.f(tf.reshape(first * tf.sigmoid(second), (-1, 48)))
+
+    convolved = np.einsum("nhwi,oi->nohw", X, both["c.weight"][:, :, 0, 0])
+    convolved = convolved + both["c.bias"][:, None, None]
+    gated = convolved[:, :2] / (1 + np.exp(-convolved[:, 2:]))
+    expected = linear("f", gated.reshape(2, -1), weight)
+    check(Model(call, c=layers.Conv2D(4, 1, name="c"), f=head()), expected, tmp_path, both, weight)
+
+
+# Functions on an image that Keras and PyTorch would write alike, although their results differ.
+REFUSED = {
+    "patches": lambda x: tf.image.extract_patches(
+        x, (1, 2, 2, 1), (1, 2, 2, 1), (1, 1, 1, 1), "VALID"
+    ),
+    "rows of channels": lambda x: tf.reduce_mean(tf.reshape(x, (-1, 4, 30)), 2),
+    "outer product": lambda x: (
+        tf.reduce_mean(x, (2, 3))[:, :, None] * tf.reduce_mean(x, (1, 2))[:, None, :]
+    ),
+    "repeated features": lambda x: tf.repeat(tf.reduce_mean(x, (1, 2))[:, None], 7, 1),
+    "steps that are stacked": lambda x: tf.stack(tf.unstack(x, axis=1), axis=1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_functions_whose_result_pytorch_may_have_in_another_order(name, tmp_path):
+    function = REFUSED[name]
+    model = Model(lambda m, x: m.f(layers.Flatten()(function(m.c(x)))), c=conv(), f=head())
+    model(X)
+    kernel = model.f.kernel
+    file = saved(tmp_path, C, {"f.weight": RNG.normal(size=tuple(kernel.shape)[::-1])})
+    mapping = {"c": "c", "f": "f"}
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping=mapping)
+    load(model, file, mapping={**mapping, "f": Key("f", flattened=())})
+
+
+# Layers on a sequence after which the order of steps and channels is not Keras's for certain.
+ON_SEQUENCES = {
+    "normalized steps": lambda: layers.LayerNormalization(axis=1, name="n"),
+    "products along steps": lambda: layers.EinsumDense("btc,ts->bsc", (7, 5), name="n"),
+}
+
+
+@pytest.mark.parametrize("name", ON_SEQUENCES)
+def test_layers_on_the_steps_of_a_sequence(name, tmp_path):
+    inputs = keras.Input((7, 3))
+    rows = head(5, "d")(inputs)
+    outputs = head()(layers.Flatten()(ON_SEQUENCES[name]()(rows)))
+    model = keras.Model(inputs, outputs)
+    shapes = {"d.weight": (5, 3), "f.weight": (4, 35)}
+    file = saved(tmp_path, {key: RNG.normal(size=shape) for key, shape in shapes.items()})
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping={"d": "d", "f": "f"}, allow_missing="n/.*")
+
+
+def test_a_deep_model(tmp_path):
+    """Checks that the search does not recurse: each convolution changes the axes of the image."""
+    inputs = outputs = keras.Input((404, 1, 3))
+    for _ in range(400):
+        outputs = layers.Conv2D(2, (2, 1), use_bias=False)(outputs)
+    model = keras.Model(inputs, head()(layers.Flatten()(outputs)))
+    weight = RNG.normal(size=(4, 8))
+    load(
+        model,
+        saved(tmp_path, {"f.weight": weight}),
+        mapping={"f": "f"},
+        allow_missing="conv2d.*",
+    )
+    rows = weight.reshape(4, 2, 4).transpose(2, 1, 0).reshape(8, 4)
+    np.testing.assert_allclose(model.layers[-1].kernel, rows, rtol=1e-6)
+
+
+def test_a_flattened_image_that_is_kept(tmp_path):
+    """Checks the same image flattened twice, and joined with its own pooled channels."""
+    made, weights = dense_layers(f=(4, 125))
+
+    def call(m, x):
+        h = m.c(x)
+        return m.f(tf.concat([tf.reshape(h, (-1, 120)), tf.reduce_mean(h, (1, 2))], 1))
+
+    expected = linear("f", np.hstack([flat(image()), image().mean((2, 3))]), weights)
+    check(Model(call, c=conv(), **made), expected, tmp_path, C, weights)

@@ -1,0 +1,238 @@
+"""Operations that remove, add, divide, join or exchange axes, or act along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfwd.pretrained.flatten_order.axes import Axis, JoinedAxis
+from tfwd.pretrained.flatten_order.merges import combined, joined
+from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.reshapes import reshaped
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, made, permuted, selected
+
+
+def reduction(call: OperationCall) -> Results:
+    """Returns the result of a sum, a mean or another reduction along some axes."""
+    tensor = call.inputs[0]
+    axes = call.constant(1)
+    if tensor is None or axes is None:
+        return None
+    rank = len(tensor.axes)
+    reduced = {axis % rank for axis in axes}
+    if 0 in reduced and tensor.has_batch(call.batch):
+        return of_all_examples(call)
+    is_kept = len(call.shapes[0]) == rank
+    if is_kept:
+        return selected(tensor, [None if n in reduced else n for n in range(rank)], {})
+    return selected(tensor, [n for n in range(rank) if n not in reduced], {})
+
+
+def of_all_examples(call: OperationCall) -> Results:
+    """Returns a result that has no axis of examples, such as a mean of all."""
+    axes = [axis for tensor in call.known for axis in tensor.entries if axis is not call.batch]
+    new = [call.dependent(size, axes) for size in call.shapes[0]]
+    return made(new, f"'{call.name}' moves the axis of the examples", is_natural=False)
+
+
+def arg_reduction(call: OperationCall) -> Results:
+    """Returns the result of an `argmax` or `argmin`."""
+    tensor, axis = call.inputs[0], call.constant(1)
+    if tensor is None or axis is None:
+        return None
+    rank = len(tensor.axes)
+    return selected(tensor, [n for n in range(rank) if n != axis[0] % rank], {})
+
+
+def resized_axes(call: OperationCall) -> Results:
+    """Returns the result of an operation that keeps the order of axes, such as padding."""
+    tensor = call.inputs[0]
+    if tensor is None:
+        return None
+    return _with_sizes(call, tensor, range(len(tensor.axes)))
+
+
+def _with_sizes(
+    call: OperationCall,
+    tensor: TensorAxes,
+    numbers: Sequence[int | None],
+    changed: Sequence[int] = (),
+) -> TensorAxes:
+    """Returns a tensor with some of the axes, whose sizes may have changed.
+
+    Args:
+        call: The operation.
+        tensor: Its input.
+        numbers: For each axis of the result, its number before; None for a new axis.
+        changed: Numbers before of further axes that have other entries.
+    """
+    shape = call.shapes[0]
+    others: dict[int, Axis | None] = {}
+    for size, number in zip(shape, numbers, strict=True):
+        if number is None:
+            continue
+        axis = tensor.axes[number]
+        if number in changed or (1 if axis is None else axis.size) != size:
+            others[number] = call.dependent(size, [axis])
+    grown = [n for n in others if tensor.axes[n] is None and others[n] is not None]
+    if grown:  # a repeated axis of size 1
+        others |= {n: Axis(shape[numbers.index(n)], is_repetition=True) for n in grown}
+        axes = [None if n is None else others.get(n, tensor.axes[n]) for n in numbers]
+        return made(axes, f"'{call.name}' repeats features at several positions")
+    return selected(tensor, numbers, others)
+
+
+def along_one_axis(call: OperationCall) -> Results:
+    """Returns the result of a running sum, a roll or a reversal along an axis."""
+    tensor = call.inputs[0]
+    axes = call.constant(len(call.operation.inputs) - 1)
+    if tensor is None or axes is None:
+        return None
+    rank = len(tensor.axes)
+    return _with_sizes(call, tensor, range(rank), [axis % rank for axis in axes])
+
+
+def strided_slice(call: OperationCall) -> Results:
+    """Returns the result of a slice with brackets."""
+    tensor, operation = call.inputs[0], call.operation
+    steps = call.constant(3)
+    if tensor is None or steps is None:
+        return None
+    rank = len(tensor.axes)
+    masks = {name: operation.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis")}
+    ellipsis = operation.get_attr("ellipsis_mask")
+    count = len(steps)
+    new = bin(masks["new_axis"]).count("1")
+    numbers: list[int | None] = []
+    changed: list[int] = []
+    position = 0
+    for entry in range(count):
+        bit = 1 << entry
+        if ellipsis & bit:
+            size = rank - (count - 1 - new)
+            numbers += range(position, position + size)
+            position += size
+        elif masks["new_axis"] & bit:
+            numbers.append(None)
+        else:
+            if not masks["shrink_axis"] & bit:
+                numbers.append(position)
+                if steps[entry] != 1:
+                    changed.append(position)
+            position += 1
+    numbers += range(position, rank)
+    if 0 not in numbers and tensor.has_batch(call.batch):
+        return of_all_examples(call)
+    return _with_sizes(call, tensor, numbers, changed)
+
+
+def transpose(call: OperationCall) -> Results:
+    """Returns the result of a permutation of the axes."""
+    tensor, order = call.inputs[0], call.constant(1)
+    return None if tensor is None or order is None else permuted(tensor, order, call.name)
+
+
+def reshape(call: OperationCall) -> Results:
+    """Returns the result of a reshape, or of an added or removed axis of size 1."""
+    tensor = call.inputs[0]
+    if tensor is None:
+        return None
+    return reshaped(tensor, call.shapes[0], call.name, call.batch)
+
+
+def concatenation(call: OperationCall) -> Results:
+    """Returns the result of a concatenation along an axis."""
+    number = call.constant(len(call.operation.inputs) - 1)
+    if number is None:
+        return None
+    rank = len(call.shapes[0])
+    axis = number[0] % rank
+    tensors = call.inputs[:-1]
+    sizes = [tuple(tensor.shape) for tensor in call.operation.inputs[:-1]]
+    parts = [
+        Axis(size[axis]) if tensor is None or tensor.axes[axis] is None else tensor.axes[axis]
+        for tensor, size in zip(tensors, sizes, strict=True)
+    ]
+    call.reads([tensor.axes[-1] for tensor in call.known] if axis != rank - 1 else [])
+    if axis == 0 and all(tensor.has_batch(call.batch) for tensor in call.known):
+        return of_all_examples(call)
+    whole = parts[0] if len(parts) == 1 else JoinedAxis(parts, call.name)  # type: ignore[arg-type]
+    return joined(call.known, axis, whole, call.name, call.recorder.matches)
+
+
+def stack(call: OperationCall) -> Results:
+    """Returns the result of a stack, which makes a new axis."""
+    shape = call.shapes[0]
+    axis = call.operation.get_attr("axis") % len(shape)
+    if not call.known:
+        return None
+    one = combined(
+        call.known, (*shape[:axis], *shape[axis + 1 :]), call.name, call.recorder.matches
+    )
+    call.reads([one.last])
+    axes = list(one.axes)
+    axes.insert(axis, None if shape[axis] == 1 else Axis(shape[axis]))
+    if shape[axis] == 1:
+        numbers: list[int | None] = list(range(len(shape) - 1))
+        numbers.insert(axis, None)
+        return selected(one, numbers, {})
+    return made(axes, f"'{call.name}' makes a new axis", is_natural=False)
+
+
+def unstack(call: OperationCall) -> Results:
+    """Returns the results of the division of a tensor into its slices along an axis."""
+    tensor = call.inputs[0]
+    if tensor is None:
+        return None
+    rank = len(tensor.axes)
+    axis = call.operation.get_attr("axis") % rank
+    if axis == 0 and tensor.has_batch(call.batch):
+        return None
+    numbers = [number for number in range(rank) if number != axis]
+    return [selected(tensor, numbers, {}) for _ in call.shapes]
+
+
+def split(call: OperationCall) -> Results:
+    """Returns the results of the division of a tensor into parts along an axis."""
+    tensor = next(iter(call.known))
+    number = call.constant(0 if call.operation.type == "Split" else 2)
+    if number is None:
+        return None
+    axis = number[0] % len(tensor.axes)
+    results = []
+    for shape in call.shapes:
+        other = call.dependent(shape[axis], [tensor.axes[axis]])
+        results.append(selected(tensor, list(range(len(shape))), {axis: other}))
+    return results
+
+
+def gather(call: OperationCall) -> Results:
+    """Returns the result of a choice of entries along an axis, or of rows of a table."""
+    operation = call.operation
+    params, indices = call.inputs[0], call.inputs[1]
+    if params is None and indices is not None:  # rows of a table
+        shape = call.shapes[0]
+        new = [None if size == 1 else Axis(size) for size in shape[len(indices.axes) :]]
+        call.reads(new, "outputs")
+        return in_order((*indices.axes, *new))
+    if params is None:
+        return None
+    batches = operation.get_attr("batch_dims")
+    number = call.constant(2)
+    if number is None:
+        return None
+    axis = number[0] % len(params.axes)
+    rank = len(operation.inputs[1].shape) - batches
+    numbers: list[int | None] = list(range(len(params.axes)))
+    if axis == 0 or rank > 1 or (indices is not None and batches != axis):
+        return None
+    if rank == 0:
+        return selected(params, [n for n in numbers if n != axis], {})
+    return _with_sizes(call, params, numbers, [axis])
+
+
+def one_hot(call: OperationCall) -> Results:
+    """Returns the result of a one-hot encoding, whose new axis is last."""
+    tensor = call.inputs[0]
+    if tensor is None or call.operation.get_attr("axis") != -1:
+        return None
+    return in_order((*tensor.axes, Axis(call.shapes[0][-1])))

@@ -1,0 +1,91 @@
+"""Operations that take and return the entries of tensors one by one, and normalizations."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tfwd.pretrained.flatten_order.axes import Axis
+from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, orders_with_last
+from tfwd.pretrained.flatten_order.merges import combined
+from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, with_unknown_axes
+
+
+def elementwise(call: OperationCall) -> Results:
+    """Returns the result of an operation on the entries one by one."""
+    shape = call.shapes[0]
+    result = combined(call.known, shape, call.name, call.recorder.matches)
+    for number, tensor in enumerate(call.inputs):
+        if tensor is None:
+            result = _with_table(call, result, tuple(call.operation.inputs[number].shape), number)
+    return result
+
+
+def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: int) -> TensorAxes:
+    """Returns the result of an operation with a constant or a weight."""
+    rank = len(result.axes)
+    used = [rank - len(shape) + n for n, size in enumerate(shape) if size != 1]
+    source = call.operation.inputs[number]
+    if not used or source.op.type in ("ZerosLike", "OnesLike", "Fill"):
+        return result
+    axes = [result.axes[n] for n in used]
+    grown = [n for n in used if result.axes[n] is None]
+    if grown:  # the table repeats the tensor
+        new = list(result.axes)
+        for n in grown:
+            new[n] = Axis(call.shapes[0][n])
+        call.reads(axes)
+        return made(new, f"'{call.name}' combines tensors in several orders of axes")
+    if call.owners:
+        call.reads(axes)
+    else:
+        value = tf.get_static_value(source)
+        if value is not None and np.size(value) and np.all(value == np.ravel(value)[0]):
+            return result
+        text = f"'{call.name}' combines the outputs with flattened features"
+        for axis in axes:
+            if axis is not None:
+                call.recorder.must_be_plain(axis, text)
+    layout = result.layout
+    if len(used) > 1 and not result.is_as_in_keras():
+        text = f"'{call.name}' has weights for the positions of an image of {result.sizes[1:]}"
+        if layout.known is not None:
+            layout = Layout(None, reason=text, is_contradictory=True)
+            return TensorAxes(result.axes, result.places, layout)
+        if layout.is_open and layout.possible is None:
+            layout.contradict(text)
+        layout.drop_default(text)
+    return result
+
+
+def softmax(call: OperationCall) -> Results:
+    """Returns the result of a softmax over the last axis."""
+    tensor = call.known[0]
+    place, layout = tensor.places[-1], tensor.layout
+    reason = f"'{call.name}' has a softmax over the channels of an image of {tensor.sizes[1:]}"
+    if place is None or len(tensor.used) < 3:
+        return tensor
+    if layout.possible is None:
+        if layout.is_open:
+            layout.restrict(orders_with_last(tensor.used, place.find()), reason)
+        return tensor
+    layout.restrict({each for each in layout.possible if each[-1] is place.find()}, reason)
+    return tensor
+
+
+def batch_normalization(call: OperationCall) -> Results:
+    """Returns the results of a normalization of each channel."""
+    tensor = call.known[0]
+    call.reads([tensor.last])
+    reason = f"'{call.name}' normalizes the channels of a sequence of {tensor.sizes[1:]}"
+    layout, place = tensor.layout, tensor.places[-1]
+    if place is not None and len(tensor.used) > 2:
+        possible = layout.possible
+        if possible is None or any(each[1] is not place.find() for each in possible):
+            if possible is not None and not any(each[1] is place.find() for each in possible):
+                layout.contradict(reason, is_sequence=tensor.is_as_in_keras())
+            layout.drop_default(reason)
+    text = f"a result of '{call.name}'"
+    others = [with_unknown_axes(shape, text, is_doubted=False) for shape in call.shapes[1:]]
+    return [tensor, *others]

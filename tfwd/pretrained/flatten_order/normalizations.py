@@ -1,0 +1,128 @@
+"""Rules of normalizations, of slopes per channel, and of a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfwd.pretrained.flatten_order import layer_groups as groups
+from tfwd.pretrained.flatten_order.axes import MergedAxis
+from tfwd.pretrained.flatten_order.layer_call import Call
+from tfwd.pretrained.flatten_order.layouts_in_torch import orders_at_end
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
+
+
+def normalization(call: Call) -> list[TensorAxes]:
+    """Returns the output of a normalization with a weight for each entry of some axes."""
+    layer, tensor = call.layer, call.tensors[0]
+    rank = len(tensor.axes)
+    numbers = _normalized_axes(layer, rank)
+    axes = [tensor.axes[number] for number in numbers]
+    used = [n for n in numbers if tensor.axes[n] is not None]
+    several = f"'{call.name}' normalizes some axes of an image of {tensor.sizes[1:]}"
+    if len(used) == 1:
+        call.recorder.record_axis(layer, "inputs", tensor.axes[used[0]])
+    else:
+        call.recorder.record_plain([layer], "inputs", axes, several)
+    groups_of = getattr(layer, "groups", 1)
+    if isinstance(layer, keras.layers.GroupNormalization) and groups_of not in (
+        *(1, -1),
+        tensor.sizes[-1],
+    ):
+        text = f"'{call.name}' normalizes groups of flattened features"
+        call.recorder.record_plain([layer], "inputs", axes, text)
+        for axis in axes:
+            if isinstance(axis, MergedAxis):
+                call.recorder.must_be_plain(axis, text)
+    if isinstance(layer, groups.LAST_AXES_LAYERS):
+        _need_last(tensor, used, several)
+    elif isinstance(layer, groups.FIRST_AXIS_LAYERS):
+        _need_second(call, tensor, used)
+    return [tensor]
+
+
+def slopes(call: Call) -> list[TensorAxes]:
+    """Returns the output of a `PReLU`, with a slope for each entry of some axes."""
+    layer, tensor = call.layer, call.tensors[0]
+    sizes = layer.alpha.shape
+    used = [n + 1 for n, size in enumerate(sizes) if size != 1]
+    if len(used) == 1:
+        call.recorder.record_axis(layer, "inputs", tensor.axes[used[0]])
+        order = tensor.layout.known
+        place = tensor.places[used[0]]
+        if len(tensor.used) > 2 and (
+            order is None or (place is not None and order[1] is not place.find())
+        ):
+            text = f"'{call.name}' has a weight for each position of an image"
+            if used[0] != len(tensor.axes) - 1:
+                call.recorder.record_layout([layer], None, tensor.places, text)
+    else:
+        axes = [tensor.axes[number] for number in used]
+        text = f"'{call.name}' has weights for the positions of an image of {tensor.sizes[1:]}"
+        call.recorder.record_plain([layer], "inputs", axes, text)
+        if len(used) > 1 and not tensor.is_as_in_keras():
+            tensor.layout.contradict(text)
+    return [tensor]
+
+
+def need_last_for_softmax(call: Call, result: TensorAxes) -> None:
+    """Restricts the layout after a softmax over the last axis, which PyTorch may have last."""
+    function: Any = call.layer
+    if not isinstance(function, keras.layers.Softmax):
+        function = getattr(call.layer, "activation", None)
+        if "softmax" not in getattr(function, "__name__", "") and not isinstance(
+            function, keras.layers.Softmax
+        ):
+            return
+    rank = len(result.axes)
+    numbers = _normalized_axes(function, rank)
+    used = [n for n in numbers if 0 < n < rank and result.axes[n] is not None]
+    if rank - 1 in used and len(used) < rank - 1:
+        text = f"'{call.name}' has a softmax over the channels of an image of {result.sizes[1:]}"
+        _need_last(result, used, text)
+
+
+def _normalized_axes(layer: Any, rank: int) -> list[int]:
+    """Returns the numbers of a normalization's axes, with the batch."""
+    axis = getattr(layer, "axis", -1)
+    if axis is None:
+        return []
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    return sorted(each % rank for each in axes)
+
+
+def _need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> None:
+    """Restricts a layout to those with some axes last, which PyTorch's layer normalizes."""
+    if len(tensor.used) < 3 or not numbers:
+        return
+    places = {tensor.places[number].find() for number in numbers}  # type: ignore[union-attr]
+    layout = tensor.layout
+    if layout.possible is not None:
+        kept = {each for each in layout.possible if set(each[-len(places) :]) == places}
+        layout.restrict(kept, reason)
+    elif layout.is_open:
+        layout.restrict(orders_at_end(tensor.used, places), reason)
+
+
+def _need_second(call: Call, tensor: TensorAxes, numbers: Sequence[int]) -> None:
+    """Notes that PyTorch's layer has the channels second, if the layout allows it."""
+    if len(tensor.used) < 3 or len(numbers) != 1:
+        return
+    number, layout = numbers[0], tensor.layout
+    place = tensor.places[number]
+    reason = f"'{call.name}' normalizes the channels of a sequence of {tensor.sizes[1:]}"
+    possible = layout.possible
+    assert place is not None
+    if possible is None:
+        layout.drop_default(reason)
+        return
+    is_second = [each[1] is place.find() for each in possible]
+    if not any(is_second):
+        if number != len(tensor.axes) - 1:
+            text = f"'{call.name}' has a weight for each position of an image"
+            call.recorder.record_layout([call.layer], None, tensor.places, text)
+        layout.contradict(reason, is_sequence=tensor.is_as_in_keras())
+    elif not all(is_second):
+        layout.drop_default(reason)
