@@ -34,6 +34,7 @@ ATTRIBUTES = {
         "_convert_input_args",
         "_flatten_layers",
         "_get_own_losses",
+        "_inbound_nodes",
         "_kernel",
         "_layers",
         "_loss_ids",
@@ -51,7 +52,7 @@ ATTRIBUTES = {
     "embedding": ["_embeddings"],
     "policy": ["_source_name"],
     "symbol": ["_keras_history"],
-    "functional": ["_nodes_by_depth"],
+    "functional": ["_inputs_struct"],
     "model": [
         "_compile_loss",
         "_distribute_strategy",

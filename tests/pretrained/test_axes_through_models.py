@@ -138,6 +138,9 @@ REFUSED = {
         tf.reduce_mean(x, (2, 3))[:, :, None] * tf.reduce_mean(x, (1, 2))[:, None, :]
     ),
     "repeated features": lambda x: tf.repeat(tf.reduce_mean(x, (1, 2))[:, None], 7, 1),
+    "features that are stacked": lambda x: tf.stack(
+        tf.unstack(tf.reshape(x, (-1, 120)), axis=1), axis=1
+    ),
     "steps that are stacked": lambda x: tf.stack(tf.unstack(x, axis=1), axis=1),
 }
 

@@ -172,7 +172,7 @@ class Division:
         name: str,
     ) -> None:
         self.parts, self.is_whole, self._name = tuple(parts), is_whole, name
-        self._places, self._layout = tuple(places), layout
+        self._places, self._order_of_places = tuple(places), layout
         # A later layer can make the order contradictory only if it was not.
         self._was_contradictory = layout.is_contradictory
 
@@ -182,7 +182,7 @@ class Division:
             return unknown
         if any(map(known.of, self.parts)):
             return UnknownFeatureOrder(f"its outputs become an image after '{self._name}'")
-        layout = self._layout
+        layout = self._order_of_places
         is_contradicted = layout.is_contradictory and not self._was_contradictory
         if self.is_whole or layout.is_restricted or is_contradicted:
             order = _order_in(self.parts, self._places, layout)
@@ -194,7 +194,7 @@ class Division:
     def _is_at_end(self) -> bool:
         """Returns True if PyTorch has the parts behind all other axes, as after a `view`."""
         places = {place.find() for place in self._places}
-        possible = self._layout.possible or ()
+        possible = self._order_of_places.possible or ()
         ends = [set(each[1:][-len(places) :]) for each in possible]
         return bool(ends) and all(end == places for end in ends)
 

@@ -122,6 +122,8 @@ def strided_slice(call: OperationCall) -> Results:
     numbers += range(position, rank)
     if 0 not in numbers and tensor.has_batch(call.batch):
         return of_all_examples(call)
+    for number in set(range(rank)) - set(numbers):
+        call.recorder.record_choice(tensor.axes[number])
     return _with_sizes(call, tensor, numbers, changed)
 
 
@@ -187,6 +189,7 @@ def unstack(call: OperationCall) -> Results:
     axis = call.operation.get_attr("axis") % rank
     if axis == 0 and tensor.has_batch(call.batch):
         return None
+    call.recorder.record_choice(tensor.axes[axis])
     numbers = [number for number in range(rank) if number != axis]
     return [selected(tensor, numbers, {}) for _ in call.shapes]
 
@@ -226,6 +229,7 @@ def gather(call: OperationCall) -> Results:
     if axis == 0 or rank > 1 or (indices is not None and batches != axis):
         return None
     if rank == 0:
+        call.recorder.record_choice(params.axes[axis])
         return selected(params, [n for n in numbers if n != axis], {})
     return _with_sizes(call, params, numbers, [axis])
 

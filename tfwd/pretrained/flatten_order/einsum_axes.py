@@ -72,7 +72,7 @@ def einsum_outputs(call: Call) -> list[TensorAxes]:
         features[numbers.index(n)] if n in numbers else tensor.axes[kept[n]]
         for n in range(len(shape))
     ]
-    result = _outputs(call, tensor, axes, summed, numbers)
+    result = _with_order(call, tensor, axes, summed, numbers)
     _record_made(call, result, numbers)
     return [result]
 
@@ -111,7 +111,7 @@ def _record_made(call: Call, result: TensorAxes, numbers: list[int]) -> None:
     call.recorder.record_axis(call.layer, "outputs", whole)
 
 
-def _outputs(
+def _with_order(
     call: Call,
     tensor: TensorAxes,
     axes: list[Axis | None],

@@ -54,6 +54,8 @@ class OrderRecorder:
     def __init__(self) -> None:
         self.matches: list[tuple[Axis, Axis, str]] = []
         self._axes: list[tuple[Any, Side, Axis | None]] = []
+        # Axes, and the numbers of earlier records of axes and of plain axes.
+        self._choices: list[tuple[Axis, int, int]] = []
         self._plain: list[tuple[Any, Side, tuple[Axis, ...], str]] = []
         self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
         self._orders: dict[int, LayerOrders] = {}
@@ -92,6 +94,15 @@ class OrderRecorder:
         used = [place for place in places if place is not None]
         self._layouts += [(layer, layout, used, reason) for layer in layers]
 
+    def record_choice(self, axis: Axis | None) -> None:
+        """Records that the model chooses single entries of an axis by their numbers.
+
+        If PyTorch has another order, these are other entries. The layers that are called later then
+        have unknown inputs.
+        """
+        if axis is not None:
+            self._choices.append((axis, len(self._axes), len(self._plain)))
+
     def must_be_plain(self, axis: Axis, reason: str) -> None:
         """Notes that later layers do not know the order of an axis that differs from PyTorch's."""
         self.matches.append((axis, Axis(axis.size), reason))
@@ -100,6 +111,7 @@ class OrderRecorder:
         """Determines the orders of all recorded axes, after all calls are recorded."""
         recorded = [axis for _, _, axis in self._axes if axis is not None]
         recorded += [axis for _, _, axes, _ in self._plain for axis in axes]
+        recorded += [axis for axis, *_ in self._choices]
         made = with_uses(recorded)
         is_changed = True
         while is_changed:
@@ -119,6 +131,13 @@ class OrderRecorder:
             if side == "outputs" and order is not None:
                 order = _of_outputs(layer, order)
             self.record(layer, side, order)
+        for axis, number, number_of_plain in self._choices:
+            if known.of(axis) is not None:
+                later = [layer for layer, *_ in self._axes[number:]]
+                later += [layer for layer, *_ in self._plain[number_of_plain:]]
+                reason = "the model chooses single features of a flattened image"
+                for layer in later:
+                    self.record(layer, "inputs", UnknownFeatureOrder(reason))
         for layer, layout, places, reason in self._layouts:
             wanted = tuple(place.find() for place in places)
             if layout is None or layout.arrangement(places) != wanted:

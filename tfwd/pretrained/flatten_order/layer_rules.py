@@ -1,4 +1,4 @@
-"""What each kind of Keras layer does to the axes of tensors, and what its weights need."""
+"""Effects of each kind of Keras layer on the axes of tensors, and the needs of its weights."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _dense(call: Call) -> list[TensorAxes]:
 
 
 def _sequence_layer(call: Call) -> list[TensorAxes]:
-    """Attention layers, whose outputs have the channels last in PyTorch too."""
+    """Returns the outputs of an attention layer, which has the channels last in PyTorch too."""
     inside = _keras.layers.all_layers(call.layer)
     lasts = [tensor.last for tensor in call.tensors]
     call.recorder.record_plain(

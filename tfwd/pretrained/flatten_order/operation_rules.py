@@ -1,4 +1,4 @@
-"""What each of TensorFlow's operations does to the axes of tensors."""
+"""Effects of TensorFlow's operations on the axes of tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def outputs_of_operation(call: OperationCall) -> list[TensorAxes]:
 
 
 def _other(call: OperationCall) -> Results:
-    """Other operations: what they do is the same in PyTorch if their inputs are."""
+    """Returns the results of another operation, which are the same in PyTorch if its inputs are."""
     known = call.known
     is_known = all(tensor.is_as_in_keras() for tensor in known)
     is_vector = all(len(tensor.used) < 3 for tensor in known)

@@ -127,7 +127,7 @@ class _Search:
             reason = f"the model does not show what calls '{inner.name}'"
             others = self._image_layers - {id(each) for each in _keras.layers.all_layers(inner)}
             inputs = [
-                with_unknown_axes(_shape(tensor), reason, batch)
+                with_unknown_axes(_shape_of(tensor), reason, batch)
                 if others
                 else _of_input(tensor, batch)
                 for tensor in graph.inputs
@@ -149,7 +149,7 @@ class _Search:
         self._record_variables(graph.reshaped, "the model reshapes it in an operation")
         for node in graph.nodes:
             operation = node.operation
-            shapes = list(map(_shape, node.results))
+            shapes = list(map(_shape_of, node.results))
             if isinstance(operation, TracedOperation):
                 given = iter(node.arguments)
                 known = [tensors[_id(next(given))] if k else None for k in operation.is_known]
@@ -220,7 +220,7 @@ def _is_whole_again(tensor: TensorAxes, results: Sequence[TensorAxes]) -> bool:
 
 def _of_input(tensor: Any, batch: Axis) -> TensorAxes:
     """Returns the axes of an input of a model. With several axes, it may be an image."""
-    shape = _shape(tensor)
+    shape = _shape_of(tensor)
     axes: list[Axis | None] = [None if size == 1 else Axis(size, is_input=True) for size in shape]
     axes[0] = batch
     places = tuple(None if axis is None else Place() for axis in axes)
@@ -248,7 +248,7 @@ def _with_batch(tensor: TensorAxes, batch: Axis) -> TensorAxes:
     return TensorAxes((batch, *tensor.axes[1:]), tensor.places, tensor.layout)
 
 
-def _shape(tensor: Any) -> Sizes:
+def _shape_of(tensor: Any) -> Sizes:
     return tuple(tensor.shape)
 
 

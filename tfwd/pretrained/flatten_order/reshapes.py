@@ -112,7 +112,7 @@ class _Reshape:
         # Places of the factors before the reshape, and the layout of all factors.
         self._places: dict[Axis, Place] = {}
         self._known = tensor.is_as_in_keras() and not any(axis.order() for axis in tensor.entries)
-        self._layout = self._of_factors()
+        self._of_all_factors = self._of_factors()
 
     def result(self) -> TensorAxes:
         """Returns the axes of the result."""
@@ -221,7 +221,7 @@ class _Reshape:
             if axes == self._by_source[group[0].source]:
                 return whole
         places = [self._places[axis] for axis in axes]
-        merged = merged_axis(axes, places, self._layout, self._name, self._reason())
+        merged = merged_axis(axes, places, self._of_all_factors, self._name, self._reason())
         is_last = group is next(each for each in reversed(self._groups) if each)
         if is_last and self._groups[-1] is not group and not self._known:
             merged.doubts(self._reason())  # PyTorch's model may have parts of the channels last
@@ -251,7 +251,7 @@ class _Reshape:
     def _kept(self, merged: list[Axis | None]) -> TensorAxes:
         """Returns the tensor, with the order that PyTorch has if it merges the same axes."""
         places = tuple(None if axis is None else Place() for axis in merged)
-        possible = self._layout.possible
+        possible = self._of_all_factors.possible
         arrangements: set[tuple[Place, ...]] | None = set()
         owner: dict[Place, Place] = {}
         for group, place in zip(self._groups, places, strict=True):
@@ -259,7 +259,7 @@ class _Reshape:
                 assert place is not None
                 owner[self._places[unit.axis].find()] = place
         neighbours = all(
-            self._layout.are_neighbours([self._places[unit.axis] for unit in group])
+            self._of_all_factors.are_neighbours([self._places[unit.axis] for unit in group])
             for group in self._groups
             if len(group) > 1
         )
@@ -270,7 +270,7 @@ class _Reshape:
                 order = [owner[place] for place in each]
                 arrangements.add(tuple(dict.fromkeys(order)))  # type: ignore[union-attr]
         used = tuple(place for place in places if place is not None)
-        is_contradictory = self._layout.is_contradictory
+        is_contradictory = self._of_all_factors.is_contradictory
         if arrangements is not None and any(len(group) > 1 for group in self._groups[1:]):
             # PyTorch's model may move the channels to the end.
             is_contradictory |= used not in arrangements and not self._tensor.layout.is_open
@@ -280,10 +280,10 @@ class _Reshape:
         is_few = len(used) < 3
         layout = Layout(
             arrangements,
-            reason=self._layout.reason or self._reason(),
-            is_natural=self._layout.is_natural and self._keeps_last(),
+            reason=self._of_all_factors.reason or self._reason(),
+            is_natural=self._of_all_factors.is_natural and self._keeps_last(),
             is_contradictory=is_contradictory and not is_few,
-            is_sequence=self._layout.is_sequence,
+            is_sequence=self._of_all_factors.is_sequence,
         )
         if is_few and arrangements is None:
             layout = Layout({used}, reason="")
