@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis, Division, MergedAxis
-from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
+from tfwd.pretrained.flatten_order.layouts_in_torch import Arrangement, Layout, Place
 from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,
@@ -126,8 +127,7 @@ class _Reshape:
         else:
             result = self._kept(merged)
         self._register_divisions(result, is_whole)
-        self._doubt_beside(result)
-        return result
+        return self._with_doubts(result)
 
     def _as_in_keras(self, merged: list[Axis | None]) -> TensorAxes:
         """Returns the tensor, if PyTorch has the same axes before the reshape.
@@ -251,86 +251,90 @@ class _Reshape:
     def _kept(self, merged: list[Axis | None]) -> TensorAxes:
         """Returns the tensor, with the order that PyTorch has if it merges the same axes."""
         places = tuple(None if axis is None else Place() for axis in merged)
-        possible = self._of_all_factors.possible
-        arrangements: set[tuple[Place, ...]] | None = set()
-        owner: dict[Place, Place] = {}
-        for group, place in zip(self._groups, places, strict=True):
-            for unit in group:
-                assert place is not None
-                owner[self._places[unit.axis].find()] = place
-        neighbours = all(
-            self._of_all_factors.are_neighbours([self._places[unit.axis] for unit in group])
-            for group in self._groups
-            if len(group) > 1
-        )
-        if possible is None or not neighbours:
-            arrangements = None
-        else:
-            for each in possible:
-                order = [owner[place] for place in each]
-                arrangements.add(tuple(dict.fromkeys(order)))  # type: ignore[union-attr]
         used = tuple(place for place in places if place is not None)
-        is_contradictory = self._of_all_factors.is_contradictory
+        if len(used) < 3:
+            return TensorAxes(tuple(merged), places, Layout({used}, reason=""))
+        before = self._of_all_factors
+        arrangements = self._merged_arrangements(places)
+        is_contradictory = before.is_contradictory
         if arrangements is not None and any(len(group) > 1 for group in self._groups[1:]):
             # PyTorch's model may move the channels to the end.
             is_contradictory |= used not in arrangements and not self._tensor.layout.is_open
             arrangements.add(used)
-        if len(used) < 2:
-            arrangements = {used}
-        is_few = len(used) < 3
         layout = Layout(
             arrangements,
-            reason=self._of_all_factors.reason or self._reason(),
-            is_natural=self._of_all_factors.is_natural and self._keeps_last(),
-            is_contradictory=is_contradictory and not is_few,
-            is_sequence=self._of_all_factors.is_sequence,
+            reason=before.reason or self._reason(),
+            is_natural=before.is_natural and self._keeps_last(),
+            is_contradictory=is_contradictory,
+            is_sequence=before.is_sequence,
         )
-        if is_few and arrangements is None:
-            layout = Layout({used}, reason="")
         return TensorAxes(tuple(merged), places, layout)
+
+    def _merged_arrangements(self, places: Sequence[Place | None]) -> set[Arrangement] | None:
+        """Returns the arrangements of the result's places, if PyTorch merges the same axes.
+
+        None if PyTorch has other axes between those that are merged.
+        """
+        before = self._of_all_factors
+        merged_to: dict[Place, Place] = {}
+        for group, place in zip(self._groups, places, strict=True):
+            factors = [self._places[unit.axis] for unit in group]
+            if len(factors) > 1 and not before.are_neighbours(factors):
+                return None
+            if place is not None:
+                merged_to |= {factor.find(): place for factor in factors}
+        if before.possible is None:
+            return None
+        return {
+            tuple(dict.fromkeys(merged_to[place] for place in each)) for each in before.possible
+        }
 
     def _register_divisions(self, result: TensorAxes, is_whole: bool) -> None:
         """Notes the parts of each divided axis, whose order later layers may show."""
-        numbers = {axis: n for n, axis in enumerate(result.axes) if axis is not None}
-        for n, group in enumerate(self._groups):
-            numbers |= {unit.axis: n for unit in group}
+        numbers = {unit.axis: n for n, group in enumerate(self._groups) for unit in group}
         for source, units in self._by_source.items():
             axis = self._tensor.axes[source]
             if len(units) < 2 or axis is None or self._is_restored(source):
                 continue
-            if isinstance(axis, MergedAxis) and axis.order() is not None:
-                for group in self._groups:  # PyTorch's model divides the axis in another way
-                    for unit in group:
-                        unit.axis.doubts(self._reason())
-                continue
-            places = [result.places[numbers[unit]] for unit in units]
-            division = Division(units, places, result.layout, is_whole, self._name)  # type: ignore[arg-type]
-            axis.find().divisions.append(division)
+            if not self._divides_other_features(source):
+                places = [result.places[numbers[unit]] for unit in units]
+                division = Division(units, places, result.layout, is_whole, self._name)  # type: ignore[arg-type]
+                axis.find().divisions.append(division)
 
-    def _doubt_beside(self, result: TensorAxes) -> None:
-        """Marks the axes beside features that were merged with others in an unknown order.
+    def _divides_other_features(self, source: int) -> bool:
+        """Returns True if PyTorch divides an axis that has its features in another order."""
+        axis = self._tensor.axes[source]
+        is_divided = len(self._by_source[source]) > 1 and not self._is_restored(source)
+        return is_divided and isinstance(axis, MergedAxis) and axis.order() is not None
 
-        If the last axis of the result is a part of the last axis of the tensor, PyTorch's model has
-        the same entries on it. Otherwise it may have other axes.
+    def _with_doubts(self, result: TensorAxes) -> TensorAxes:
+        """Returns the result with unknown axes, where PyTorch's model may have other entries.
+
+        These are parts of features in another order, and axes beside features that were merged with
+        others in an unknown order. If the last axis of the result is a part of the last axis of the
+        tensor, PyTorch's model has the same entries on the other axes.
         """
-        last_group = next((group for group in reversed(self._groups) if group), [])
-        last_source = max(self._by_source, default=-1)
-        is_part = all(unit.source == last_source for unit in last_group)
-        last_axis = self._tensor.axes[last_source] if last_source >= 0 else None
-        if self._known or (is_part and not isinstance(last_axis, MergedAxis)):
-            return
+        wrong = set(filter(self._divides_other_features, self._by_source))
         merged = [axis for axis in result.axes if isinstance(axis, MergedAxis)]
-        orders = [axis.order() for axis in merged]
-        if not any(isinstance(order, UnknownFeatureOrder) for order in orders):
-            return
-        reason = self._reason()
-        axes = [
-            axis
-            if axis is None or axis.find() is self._batch or isinstance(axis, MergedAxis)
-            else Axis(axis.size, doubt=reason)
-            for axis in result.axes
-        ]
-        object.__setattr__(result, "axes", tuple(axes))
+        is_beside = not self._ends_with_part() and any(
+            isinstance(axis.order(), UnknownFeatureOrder) for axis in merged
+        )
+        axes: list[Axis | None] = []
+        for axis, group in zip(result.axes, self._groups, strict=True):
+            is_wrong = any(unit.source in wrong for unit in group)
+            is_simple = not isinstance(axis, MergedAxis) and axis is not self._batch
+            if axis is not None and (is_wrong or (is_beside and is_simple)):
+                axes.append(Axis(axis.size, doubt=self._reason()))
+            else:
+                axes.append(axis)
+        return dataclasses.replace(result, axes=tuple(axes))
+
+    def _ends_with_part(self) -> bool:
+        """Returns True if the last axis of the result is a part of the last axis of the tensor."""
+        last_group = next((group for group in reversed(self._groups) if group), [])
+        last = max(self._by_source, default=0)
+        is_part = all(unit.source == last for unit in last_group)
+        return self._known or (is_part and not isinstance(self._tensor.axes[last], MergedAxis))
 
 
 def merged_axis(
