@@ -177,6 +177,63 @@ def test_layers_on_the_steps_of_a_sequence(name, tmp_path):
         load(model, file, mapping={"d": "d", "f": "f"}, allow_missing="n/.*")
 
 
+def prelu_of_steps():
+    return [keras.Input((6, 2)), head(4, "d"), layers.PReLU(shared_axes=[1])], (4, 24)
+
+
+def table_of_pixels():
+    inputs = keras.Input((4, 3, 2), dtype="int32")
+    return [inputs, layers.Embedding(7, 5, name="d")], (4, 120)
+
+
+def groups_of_joined_features():
+    inputs = keras.Input((4, 6, 3))
+    flat = layers.Flatten()(layers.Conv2D(2, 1, name="d", use_bias=False)(inputs))
+    both = layers.Concatenate()([flat, layers.GlobalAveragePooling2D()(inputs)])
+    groups = layers.GroupNormalization(3, scale=False, center=False)(both)
+    return [keras.Model(inputs, groups)], (4, 51)
+
+
+@pytest.mark.parametrize("make", [prelu_of_steps, table_of_pixels, groups_of_joined_features])
+def test_layers_that_pytorch_calls_on_other_axes(make, tmp_path):
+    parts, shape = make()
+    model = keras.Sequential([*parts, layers.Flatten(), head()])
+    file = saved(tmp_path, {"f.weight": RNG.normal(size=shape)})
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping={"f": "f"}, allow_missing=".*")
+
+
+# Activation functions of a layer whose 24 outputs become an image, and its units.
+ACTIVATIONS = {
+    "running sums": (lambda x: tf.cumsum(x, -1), 24),
+    "halves": (lambda x: x[..., :24] * tf.sigmoid(x[..., 24:]), 48),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_that_reorders_features(name, tmp_path):
+    activation, units = ACTIVATIONS[name]
+    made = layers.Dense(units, activation=activation, use_bias=False, name="g")
+    model = Model(lambda m, x: m.c(tf.reshape(m.g(x), (-1, 4, 3, 2))), g=made, c=conv())
+    model(np.ones((2, 7), "float32"))
+    file = saved(tmp_path, {"g.weight": RNG.normal(size=(units, 7))})
+    with pytest.raises(PlanError, match="'g/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping={"g": "g"}, allow_missing="c/.*")
+
+
+def test_an_activation_of_single_entries(tmp_path):
+    """Checks a function of the user that treats all entries alike."""
+    weights = {"g.weight": RNG.normal(size=(72, 7))}
+    layer = layers.Dense(
+        72, activation=lambda x: tf.nn.leaky_relu(x, 0.2), use_bias=False, name="g"
+    )
+    model = Model(lambda m, x: m.c(tf.reshape(m.g(x), (-1, 4, 6, 3))), g=layer, c=conv())
+    rows = linear("g", X[:, 0, 0, :1] * np.ones((1, 7)), weights)
+    made = np.where(rows > 0, rows, 0.2 * rows).reshape(2, 3, 4, 6)
+    expected = np.einsum("nchw,oc->nhwo", made, C["c.weight"][:, :, 0, 0]) + C["c.bias"]
+    check(model, expected, tmp_path, C, weights, x=X[:, 0, 0, :1] * np.ones((1, 7), "float32"))
+
+
 def test_a_deep_model(tmp_path):
     """Checks that the search does not recurse: each convolution changes the axes of the image."""
     inputs = outputs = keras.Input((404, 1, 3))

@@ -9,15 +9,17 @@ import numpy as np
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
+from tfwd.numerics.causes.loss_rows import bad_rows
 from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.tensor_measurements import Measurement
 
 
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
+    is_loss = evidence.first.frame.kind == "loss"
+    is_weighted = is_loss and not evidence.parts and not bad_rows(evidence).any()
     for name, values in evidence.data.items():
-        weighs = name.startswith("sample_weight") and evidence.first.frame.kind == "loss"
-        if weighs and values.size and not values.any():
+        if name.startswith("sample_weight") and is_weighted and values.size and not values.any():
             yield Cause(
                 "a division of 0 by 0",
                 f"'{name}' is 0 for all {len(values)} examples of the batch.",
@@ -27,7 +29,9 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
         return
     summary, found, takes = before.detail.summary, first.detail.summary, _may_take(evidence, before)
-    if summary.size and summary.zeros == summary.size and found.nan and takes:
+    is_everywhere = not first.detail.rows.any() or first.detail.rows.all()
+    are_zeros = summary.size and summary.zeros == summary.size
+    if are_zeros and is_everywhere and found.nan and takes:
         yield Cause(
             "a division of 0 by 0",
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
@@ -69,16 +73,22 @@ def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
     if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
         inner = tuple(range(1, vectors.ndim))
         partly = (vectors.any(inner) & ~vectors.all(inner)).any()
-        if partly and before.detail.width > 1 and before.detail.constant[vectors].all():
+        constant = before.detail.constant
+        if partly and before.detail.width > 1 and _only_in(constant, vectors):
             yield f"'{before.frame.label}' is constant within each vector that becomes NaN"
             return
     rows = first.detail.rows
     if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
         return
-    if before.detail.zero[rows].all():
+    if _only_in(before.detail.zero, rows):
         yield f"all elements of '{before.frame.label}' are 0, so its norm and its sum are 0"
-    elif before.detail.same[rows].all() and before.detail.width > 1:
+    elif _only_in(before.detail.same, rows) and before.detail.width > 1:
         yield f"'{before.frame.label}' is constant, so its deviation is 0"
+
+
+def _only_in(holds: np.ndarray, bad: np.ndarray) -> bool:
+    """Returns True if a property holds wherever a tensor is NaN, and nowhere else."""
+    return bool(holds[bad].all() and not holds[~bad].any())
 
 
 def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
@@ -91,8 +101,9 @@ def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
             continue
         if values.ndim > 1 and values[0].size > 1 and rows.shape == values.shape[:1]:
             flat = values.reshape(len(values), -1)
-            if rows.any() and (flat[rows] == flat[rows, :1]).all():
-                if not flat[rows].any():
-                    yield f"all elements of '{name}' are 0"
-                else:
-                    yield f"'{name}' is constant, so its deviation is 0"
+            if not rows.any():
+                continue
+            if _only_in((flat == 0).all(1), rows):
+                yield f"all elements of '{name}' are 0"
+            elif _only_in((flat == flat[:, :1]).all(1), rows):
+                yield f"'{name}' is constant, so its deviation is 0"

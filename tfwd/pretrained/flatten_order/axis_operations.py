@@ -8,7 +8,7 @@ from tfwd.pretrained.flatten_order.axes import Axis, JoinedAxis
 from tfwd.pretrained.flatten_order.merges import combined, joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.reshapes import reshaped
-from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, made, permuted, selected
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, appended, made, permuted, selected
 
 
 def reduction(call: OperationCall) -> Results:
@@ -40,6 +40,7 @@ def arg_reduction(call: OperationCall) -> Results:
     if tensor is None or axis is None:
         return None
     rank = len(tensor.axes)
+    call.recorder.record_choice(tensor.axes[axis[0] % rank])  # the results are numbers of entries
     return selected(tensor, [n for n in range(rank) if n != axis[0] % rank], {})
 
 
@@ -216,7 +217,7 @@ def gather(call: OperationCall) -> Results:
         shape = call.shapes[0]
         new = [None if size == 1 else Axis(size) for size in shape[len(indices.axes) :]]
         call.reads(new, "outputs")
-        return in_order((*indices.axes, *new))
+        return appended(indices, new)
     if params is None:
         return None
     batches = operation.get_attr("batch_dims")
@@ -239,4 +240,4 @@ def one_hot(call: OperationCall) -> Results:
     tensor = call.inputs[0]
     if tensor is None or call.operation.get_attr("axis") != -1:
         return None
-    return in_order((*tensor.axes, Axis(call.shapes[0][-1])))
+    return appended(tensor, [Axis(call.shapes[0][-1])])

@@ -17,6 +17,7 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
     in_order,
     made,
     opened,
+    with_unknown_axes,
 )
 
 
@@ -56,6 +57,12 @@ def einsum_outputs(call: Call) -> list[TensorAxes]:
     """
     layer, tensor, shape = call.layer, call.tensors[0], call.shapes[0]
     terms = einsum_terms(layer)
+    sizes = dict(zip(terms.kernel, layer.kernel.shape, strict=True))
+    ends = zip(terms.output[::-1], shape[::-1], strict=False)
+    if any(sizes.get(letter, size) != size for letter, size in ends):
+        reason = f"'{layer.name}' has an activation function that combines features"
+        call.recorder.record_plain([layer], "outputs", [Axis(2, doubt=reason)], reason)
+        return [with_unknown_axes(shape, reason, call.batch)]
     inputs, _, output = _terms(layer)
     rank = len(tensor.axes)
     summed = _numbers(inputs, terms.summed, rank)

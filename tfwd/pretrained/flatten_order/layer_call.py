@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfwd.pretrained.flatten_order.axes import Axis
+from tfwd.pretrained.flatten_order.axes import Axis, dependent_axis
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes
 
@@ -37,9 +37,16 @@ class Call:
         return getattr(self.layer, "name", "")
 
     def features(self, size: int | None) -> Axis | None:
-        """Returns the new axis that the layer's weights make; None if its size is 1."""
+        """Returns the new axis that the layer's weights make; None if its size is 1.
+
+        Args:
+            size: Its size after the activation function. `glu` combines two features to one.
+        """
         if size == 1:
             return None
-        axis = Axis(size)
+        made = getattr(self.layer, "units", getattr(self.layer, "filters", size))
+        axis = Axis(made)
         self.recorder.record_axis(self.layer, "outputs", axis)
-        return axis
+        if made == size:
+            return axis
+        return dependent_axis(size, [axis], f"'{self.name}' combines features")

@@ -39,7 +39,6 @@ _NORMALIZED_KERNELS = _named("SpectralNormalization")
 # The outputs of these layers are images, or sequences of images.
 IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
 _ATTENTION_OF_OPERATIONS = _named("Attention", "AdditiveAttention")
-_WITH_RULES = (*RESIZING_LAYERS, *_named("Flatten", "Permute", "TimeDistributed", "Softmax"))
 ATTENTION_LAYERS = _named("MultiHeadAttention", "GroupQueryAttention")
 # The outputs of these layers have the axes and features of the inputs.
 ORDER_PRESERVING_LAYERS = (
@@ -53,6 +52,11 @@ ORDER_PRESERVING_LAYERS = (
 LAST_AXES_LAYERS = _named("LayerNormalization", "RMSNormalization")
 # These layers have the channels on the first axis in PyTorch.
 FIRST_AXIS_LAYERS = _named("BatchNormalization", "GroupNormalization")
+# These layers have a rule, also without weights.
+_WITH_RULES = (
+    *(*RESIZING_LAYERS, *LAST_AXES_LAYERS, *FIRST_AXIS_LAYERS),
+    *_named("Flatten", "Permute", "TimeDistributed", "Softmax"),
+)
 
 
 def is_channels_first(layer: Any) -> bool:

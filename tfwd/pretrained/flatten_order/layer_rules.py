@@ -9,6 +9,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order import layer_groups as groups
+from tfwd.pretrained.flatten_order.activations import after_activation
 from tfwd.pretrained.flatten_order.axes import Axis, dependent_axis
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_outputs
 from tfwd.pretrained.flatten_order.image_layers import (
@@ -19,15 +20,12 @@ from tfwd.pretrained.flatten_order.image_layers import (
 )
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_with_last
-from tfwd.pretrained.flatten_order.normalizations import (
-    need_last_for_softmax,
-    normalization,
-    slopes,
-)
+from tfwd.pretrained.flatten_order.normalizations import normalization, slopes
 from tfwd.pretrained.flatten_order.products import with_new_features
 from tfwd.pretrained.flatten_order.reshapes import reshaped
 from tfwd.pretrained.flatten_order.tensor_axes import (
     TensorAxes,
+    appended,
     in_order,
     made,
     permuted,
@@ -45,8 +43,7 @@ def outputs_of_layer(call: Call) -> list[TensorAxes]:
     for kinds, rule in _RULES:
         if isinstance(layer, kinds):
             results = rule(call)
-            need_last_for_softmax(call, results[0])
-            return results
+            return [after_activation(call, results[0]), *results[1:]]
     return outputs_of_unknown_layer(call)
 
 
@@ -151,7 +148,7 @@ def _recurrent(call: Call) -> list[TensorAxes]:
 
 def _embedding(call: Call) -> list[TensorAxes]:
     tensor, shape = call.tensors[0], call.shapes[0]
-    return [in_order((*tensor.axes, call.features(shape[-1])))]
+    return [appended(tensor, [call.features(shape[-1])])]
 
 
 def _same_axes(call: Call) -> list[TensorAxes]:

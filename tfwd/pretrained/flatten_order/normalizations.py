@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from tfwd.pretrained.flatten_order import layer_groups as groups
-from tfwd.pretrained.flatten_order.axes import MergedAxis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_at_end
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
@@ -34,7 +33,7 @@ def normalization(call: Call) -> list[TensorAxes]:
         text = f"'{call.name}' normalizes groups of flattened features"
         call.recorder.record_plain([layer], "inputs", axes, text)
         for axis in axes:
-            if isinstance(axis, MergedAxis):
+            if axis is not None:
                 call.recorder.must_be_plain(axis, text)
     if isinstance(layer, groups.LAST_AXES_LAYERS):
         _need_last(tensor, used, several)
@@ -46,36 +45,29 @@ def normalization(call: Call) -> list[TensorAxes]:
 def slopes(call: Call) -> list[TensorAxes]:
     """Returns the output of a `PReLU`, with a slope for each entry of some axes."""
     layer, tensor = call.layer, call.tensors[0]
-    sizes = layer.alpha.shape
-    used = [n + 1 for n, size in enumerate(sizes) if size != 1]
+    used = [number + 1 for number, size in enumerate(layer.alpha.shape) if size != 1]
     if len(used) == 1:
         call.recorder.record_axis(layer, "inputs", tensor.axes[used[0]])
-        order = tensor.layout.known
-        place = tensor.places[used[0]]
-        if len(tensor.used) > 2 and (
-            order is None or (place is not None and order[1] is not place.find())
-        ):
-            text = f"'{call.name}' has a weight for each position of an image"
-            if used[0] != len(tensor.axes) - 1:
-                call.recorder.record_layout([layer], None, tensor.places, text)
-    else:
-        axes = [tensor.axes[number] for number in used]
-        text = f"'{call.name}' has weights for the positions of an image of {tensor.sizes[1:]}"
-        call.recorder.record_plain([layer], "inputs", axes, text)
-        if len(used) > 1 and not tensor.is_as_in_keras():
-            tensor.layout.contradict(text)
+        _need_second(call, tensor, used)
+        return [tensor]
+    text = f"'{call.name}' has weights for the positions of an image of {tensor.sizes[1:]}"
+    call.recorder.record_plain([layer], "inputs", [tensor.axes[n] for n in used], text)
+    if used and not tensor.is_as_in_keras():
+        tensor.layout.contradict(text)
     return [tensor]
 
 
-def need_last_for_softmax(call: Call, result: TensorAxes) -> None:
-    """Restricts the layout after a softmax over the last axis, which PyTorch may have last."""
-    function: Any = call.layer
-    if not isinstance(function, keras.layers.Softmax):
-        function = getattr(call.layer, "activation", None)
-        if "softmax" not in getattr(function, "__name__", "") and not isinstance(
-            function, keras.layers.Softmax
-        ):
-            return
+def need_last_for_softmax(call: Call, result: TensorAxes, function: Any) -> None:
+    """Restricts the layout after a softmax over the last axis, which PyTorch may have last.
+
+    Args:
+        call: Call of a layer.
+        result: The layer's output.
+        function: Activation function of the layer, or a `Softmax` layer.
+    """
+    name = getattr(function, "__name__", "")
+    if "softmax" not in name and not isinstance(function, keras.layers.Softmax):
+        return
     rank = len(result.axes)
     numbers = _normalized_axes(function, rank)
     used = [n for n in numbers if 0 < n < rank and result.axes[n] is not None]

@@ -161,6 +161,10 @@ class _Search:
                     tensors[_id(t)] if _id(t) in tensors else _constant(t) for t in node.arguments
                 ]
                 found = self._run_layer(operation, given_axes, shapes, batch)
+            found = [
+                axes if axes.sizes == shape else _misread(operation, shape, batch)
+                for axes, shape in zip(found, shapes, strict=False)
+            ]
             _forget_lost_orders(
                 [tensors[_id(t)] for t in node.arguments if _id(t) in tensors], found
             )
@@ -193,6 +197,12 @@ class _Search:
         """Records an unknown order for the layers that hold variables, by the handles' ids."""
         for owner in filter(None, map(self._owners.get, handles)):
             self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
+
+
+def _misread(operation: Any, shape: Sizes, batch: Axis) -> TensorAxes:
+    """Returns the axes of an output that has another shape than the call's rule expects."""
+    name = getattr(operation, "name", "")
+    return with_unknown_axes(shape, f"the model does not show what '{name}' does", batch)
 
 
 def _forget_lost_orders(given: Sequence[TensorAxes], results: Sequence[TensorAxes]) -> None:

@@ -106,14 +106,15 @@ class _Reshape:
         self, tensor: TensorAxes, groups: list[list[_Unit]], name: str, batch: Axis
     ) -> None:
         self._tensor, self._groups, self._name, self._batch = tensor, groups, name, batch
-        self._by_source: dict[int, list[Axis]] = {}
+        self._by_source: dict[int, list[_Unit]] = {}
         for group in groups:
             for unit in group:
-                self._by_source.setdefault(unit.source, []).append(unit.axis)
+                self._by_source.setdefault(unit.source, []).append(unit)
         # Places of the factors before the reshape, and the layout of all factors.
-        self._places: dict[Axis, Place] = {}
+        self._places: dict[_Unit, Place] = {}
         self._known = tensor.is_as_in_keras() and not any(axis.order() for axis in tensor.entries)
         self._of_all_factors = self._of_factors()
+        self._misdivided = set(filter(self._divides_other_features, self._by_source))
 
     def result(self) -> TensorAxes:
         """Returns the axes of the result."""
@@ -187,17 +188,17 @@ class _Reshape:
             len(group) == 1 for group in self._groups if any(unit.source == last for unit in group)
         )
 
-    def _order_inside(self, axis: Axis | None, factors: list[Axis]) -> tuple[Place, ...] | None:
+    def _order_inside(self, axis: Axis | None, factors: list[_Unit]) -> tuple[Place, ...] | None:
         """Returns the order in PyTorch of the factors of one axis; None if it is not known."""
         if not isinstance(axis, MergedAxis):
             return tuple(self._places[factor] for factor in factors) if self._known else None
         order = axis.layout.arrangement(axis.places)
-        is_whole = list(axis.sources) == factors and axis.layout.are_neighbours(axis.places)
+        is_whole = _is_made_of(axis, factors) and axis.layout.are_neighbours(axis.places)
         if order is None or not is_whole:
             return None
         new = {
             place.find(): self._places[factor]
-            for place, factor in zip(axis.places, axis.sources, strict=True)
+            for place, factor in zip(axis.places, factors, strict=True)
         }
         return tuple(new[place] for place in order)
 
@@ -218,9 +219,9 @@ class _Reshape:
         sources = {unit.source for unit in group}
         if len(sources) == 1:
             whole = self._tensor.axes[group[0].source]
-            if axes == self._by_source[group[0].source]:
+            if group == self._by_source[group[0].source]:
                 return whole
-        places = [self._places[axis] for axis in axes]
+        places = [self._places[unit] for unit in group]
         merged = merged_axis(axes, places, self._of_all_factors, self._name, self._reason())
         is_last = group is next(each for each in reversed(self._groups) if each)
         if is_last and self._groups[-1] is not group and not self._known:
@@ -246,7 +247,7 @@ class _Reshape:
     def _is_restored(self, source: int) -> bool:
         """Returns True if the factors of an axis are the axes that were merged to it."""
         axis = self._tensor.axes[source]
-        return isinstance(axis, MergedAxis) and list(axis.sources) == self._by_source[source]
+        return isinstance(axis, MergedAxis) and _is_made_of(axis, self._by_source[source])
 
     def _kept(self, merged: list[Axis | None]) -> TensorAxes:
         """Returns the tensor, with the order that PyTorch has if it merges the same axes."""
@@ -278,7 +279,7 @@ class _Reshape:
         before = self._of_all_factors
         merged_to: dict[Place, Place] = {}
         for group, place in zip(self._groups, places, strict=True):
-            factors = [self._places[unit.axis] for unit in group]
+            factors = [self._places[unit] for unit in group]
             if len(factors) > 1 and not before.are_neighbours(factors):
                 return None
             if place is not None:
@@ -291,21 +292,22 @@ class _Reshape:
 
     def _register_divisions(self, result: TensorAxes, is_whole: bool) -> None:
         """Notes the parts of each divided axis, whose order later layers may show."""
-        numbers = {unit.axis: n for n, group in enumerate(self._groups) for unit in group}
+        numbers = {unit: n for n, group in enumerate(self._groups) for unit in group}
         for source, units in self._by_source.items():
             axis = self._tensor.axes[source]
             if len(units) < 2 or axis is None or self._is_restored(source):
                 continue
-            if not self._divides_other_features(source):
+            if source not in self._misdivided:
                 places = [result.places[numbers[unit]] for unit in units]
-                division = Division(units, places, result.layout, is_whole, self._name)  # type: ignore[arg-type]
+                parts = [unit.axis for unit in units]
+                division = Division(parts, places, result.layout, is_whole, self._name)  # type: ignore[arg-type]
                 axis.find().divisions.append(division)
 
     def _divides_other_features(self, source: int) -> bool:
         """Returns True if PyTorch divides an axis that has its features in another order."""
         axis = self._tensor.axes[source]
         is_divided = len(self._by_source[source]) > 1 and not self._is_restored(source)
-        return is_divided and isinstance(axis, MergedAxis) and axis.order() is not None
+        return is_divided and axis is not None and axis.order() is not None
 
     def _with_doubts(self, result: TensorAxes) -> TensorAxes:
         """Returns the result with unknown axes, where PyTorch's model may have other entries.
@@ -314,14 +316,13 @@ class _Reshape:
         others in an unknown order. If the last axis of the result is a part of the last axis of the
         tensor, PyTorch's model has the same entries on the other axes.
         """
-        wrong = set(filter(self._divides_other_features, self._by_source))
         merged = [axis for axis in result.axes if isinstance(axis, MergedAxis)]
         is_beside = not self._ends_with_part() and any(
             isinstance(axis.order(), UnknownFeatureOrder) for axis in merged
         )
         axes: list[Axis | None] = []
         for axis, group in zip(result.axes, self._groups, strict=True):
-            is_wrong = any(unit.source in wrong for unit in group)
+            is_wrong = any(unit.source in self._misdivided for unit in group)
             is_simple = not isinstance(axis, MergedAxis) and axis is not self._batch
             if axis is not None and (is_wrong or (is_beside and is_simple)):
                 axes.append(Axis(axis.size, doubt=self._reason()))
@@ -335,6 +336,11 @@ class _Reshape:
         last = max(self._by_source, default=0)
         is_part = all(unit.source == last for unit in last_group)
         return self._known or (is_part and not isinstance(self._tensor.axes[last], MergedAxis))
+
+
+def _is_made_of(axis: MergedAxis, factors: Sequence[_Unit]) -> bool:
+    """Returns True if factors are the axes that were merged to an axis."""
+    return list(axis.sources) == [factor.axis for factor in factors]
 
 
 def merged_axis(

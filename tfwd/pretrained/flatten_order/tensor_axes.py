@@ -121,6 +121,20 @@ def in_order(axes: Sequence[Axis | None], reason: str = "") -> TensorAxes:
     return made(axes, reason, range(len(axes)))
 
 
+def appended(tensor: TensorAxes, new: Sequence[Axis | None]) -> TensorAxes:
+    """Returns a tensor that has a vector or a matrix in place of each number, as from a table.
+
+    Args:
+        tensor: The tensor of numbers.
+        new: The axes of the vector or matrix.
+    """
+    axes = (*tensor.axes, *new)
+    natural = tuple(place.find() for place in tensor.used)
+    if tensor.layout.arrangement(natural) == natural:
+        return in_order(axes)
+    return made(axes, tensor.layout.reason, is_natural=tensor.layout.is_natural)
+
+
 def with_unknown_axes(
     shape: Sizes, reason: str, batch: Axis | None = None, *, is_doubted: bool = True
 ) -> TensorAxes:
