@@ -97,7 +97,7 @@ def summarize(tensor: Any) -> Summary:
     tensor = _values(tensor)
     size = tf.size(tensor, tf.int64)
     if not tensor.dtype.is_floating:
-        tensor = _as_floating(tensor)
+        tensor = as_floating(tensor)
     if tensor.dtype.size == 1:  # TensorFlow has no tests of float8 numbers
         tensor = at_least_float32(tensor)
     nan, infinite = tf.math.is_nan(tensor), tf.math.is_inf(tensor)
@@ -220,7 +220,8 @@ def _real(tensor: tf.Tensor) -> tf.Tensor:
     return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
 
 
-def _as_floating(tensor: tf.Tensor) -> tf.Tensor:
+def as_floating(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the absolute values of complex numbers, and whole numbers as float64."""
     if tensor.dtype.is_complex:
         parts = _real(tensor)
         nan = tf.reduce_any(tf.math.is_nan(parts), axis=0)

@@ -212,3 +212,113 @@ def test_a_loss_that_needs_the_whole_batch():
     model.compile("sgd", {"p": standardized, "q": standardized}, jit_compile=False)
     x, y = data()
     assert fitted_report(model, x, {"p": y, "q": y}).first.frame.outputs == ("q",)
+
+
+class Joined(layers.Layer):
+    """A layer that applies a function to all of its inputs."""
+
+    def __init__(self, function, width, **kwargs):
+        super().__init__(**kwargs)
+        self.function, self.width = function, width
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+    def compute_output_shape(self, shapes):
+        return (None, self.width)
+
+
+def logarithms(other):
+    """Returns a model with the logarithm of one input, times a function of another."""
+    first, second = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    made = Joined(lambda x: tf.math.log(x[0]) * x[1], 6, name="logs")([first, other(second)])
+    return keras.Model({"a": first, "b": second}, layers.Dense(1)(made))
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_constant_in_good_rows_too_is_no_cause(several):
+    """Checks a mask of ones, which most rows have, beside one negative number or a row of them."""
+    rng = np.random.default_rng(0)
+    x = {"a": rng.uniform(1, 2, (8, 6)).astype("float32"), "b": np.ones((8, 6), "float32")}
+    x["a"][3, : 6 if several else 1] *= -1
+    x["b"][6, 3:] = 0
+    report = report_of(logarithms(lambda b: b), x, np.ones((8, 1), "float32"))
+    assert names(report) == [DOMAIN]
+
+
+def test_zeros_in_good_rows_too_are_no_cause():
+    rng = np.random.default_rng(0)
+    x = {name: rng.uniform(1, 2, (8, 6)).astype("float32") for name in "ab"}
+    x["a"][3] *= -1
+    dead = layers.Dense(6, "relu", bias_initializer=keras.initializers.Constant(-100.0))
+    report = report_of(logarithms(dead), x, np.ones((8, 1), "float32"))
+    assert names(report) == [DOMAIN]
+
+
+def test_sample_weights_of_zero_beside_a_bad_label():
+    x, y = data()
+    y = np.abs(y) + 3
+    y[5] = -4
+
+    def roots(labels, predictions):
+        return tf.reduce_mean(tf.sqrt(labels - 2) + predictions**2, -1)
+
+    report = report_of(
+        keras.Sequential([keras.Input((4,)), layers.Dense(1)]),
+        x,
+        y,
+        roots,
+        sample_weight=np.zeros(8),
+    )
+    assert names(report) == ["the loss function"]
+
+
+def test_padding_beside_one_bad_element():
+    """Checks a row of padding with one NaN element: a softmax would make all of them NaN."""
+    ids, price = keras.Input((5,), dtype="int32", name="ids"), keras.Input((1,), name="price")
+    mean = layers.GlobalAveragePooling1D()(layers.Embedding(9, 6)(ids))
+    join = Joined(lambda x: tf.concat([x[0], tf.math.log(x[1])], -1), 7, name="join")
+    model = keras.Model({"ids": ids, "price": price}, layers.Dense(1)(join([mean, price])))
+    rng = np.random.default_rng(0)
+    x = {"ids": rng.integers(1, 9, (8, 5)), "price": np.ones((8, 1), "float32")}
+    x["ids"][4], x["price"][4] = 0, -2
+    report = report_of(model, x, np.ones((8, 1), "float32"))
+    assert "a softmax whose inputs are all -infinity" not in names(report)
+
+
+class Spectrum(layers.Layer):
+    """A layer whose outputs are complex."""
+
+    def call(self, x):
+        return tf.signal.stft(x, 16, 8)
+
+
+class OfSpectrum(keras.Model):
+    """A model with complex numbers between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.spectrum, self.last = Spectrum(name="spectrum"), layers.Dense(1)
+
+    def call(self, x):
+        return self.last(tf.math.log1p(tf.math.abs(self.spectrum(x))[:, 0]))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_complex_numbers(eager):
+    x, y = data((64,), 16)
+    bad = x.copy()
+    bad[9, 3] = np.nan
+    model, plain = OfSpectrum(), OfSpectrum()
+    for one in (model, plain):
+        one(x)
+        one.compile("sgd", "mse", run_eagerly=eager)
+    plain.set_weights(model.get_weights())
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    with pytest.warns(UserWarning, match="skipped a step"):
+        model.fit(bad, y, callbacks=[FiniteCheck("skip")], **options)
+    plain.fit(x[:8], y[:8], **options)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    with pytest.raises(NonFiniteError, match="row 1"):
+        model.fit(bad, y, callbacks=[FiniteCheck()], **options)

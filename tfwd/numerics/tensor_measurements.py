@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.dtypes import at_least_float32
-from tfwd.finite import Summary, summarize
+from tfwd.finite import Summary, as_floating, summarize
 from tfwd.numerics.checked_tensors import Frame
 
 
@@ -70,8 +70,13 @@ class Measurement(NamedTuple):
 
 
 def measure_tensor(tensor: Any) -> Detail:
-    """Measures a floating tensor in detail, or a `tf.IndexedSlices` as the tensor it stands for."""
+    """Measures a floating tensor in detail, or a `tf.IndexedSlices` as the tensor it stands for.
+
+    Complex numbers are measured by their absolute values.
+    """
     values = tf.convert_to_tensor(tensor)  # adds rows with the same index
+    if values.dtype.is_complex:
+        values = as_floating(values)
     return _traced(values.dtype, values.shape.rank or 0)(values)
 
 

@@ -174,13 +174,17 @@ def _range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
 def _class_signs(name: str, values: np.ndarray, bad: np.ndarray) -> Iterator[str]:
     """Yields unusual properties of one-hot labels as text.
 
-    If the bad rows are known, a property counts only if these rows have it and no other row has it.
+    If the bad rows are known, properties count only if each of these rows has one, and no other row
+    has it.
     """
     rows = bad if bad.any() else np.ones(len(values), bool)
     zero, sums = np.asarray(~values.any(1)), values.sum(1)
     unequal = np.asarray(np.abs(sums - 1) > 1e-3)
     improper: np.ndarray = (values < 0).any(1) | unequal
-    if zero[rows].any() and not zero[~rows].any():
+    is_partial = bad.any() and not (zero | improper)[bad].all()
+    if is_partial:
+        pass  # something else made the loss of some rows bad
+    elif zero[rows].any() and not zero[~rows].any():
         yield f"all elements of '{name}' are 0 in {rows_text(zero)}"
     elif improper[rows].any() and not improper[~rows].any():
         why = "do not add up to 1" if unequal[rows].any() else "are not all at least 0"

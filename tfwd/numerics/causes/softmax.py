@@ -51,7 +51,9 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         return
     if not found.nan or found.nan != found.non_finite:
         return
-    masked = [*_masked_rows(evidence, first)]
+    vectors = first.detail.vectors
+    are_whole = not vectors.size or vectors.any()  # a softmax makes all its results NaN
+    masked = [*_masked_rows(evidence, first)] if are_whole else []
     queries = "" if masked else single_queries(evidence, first)
     if not masked and not queries and not _may_be_softmax(evidence, first):
         return

@@ -254,7 +254,9 @@ def update_if_good(
 ) -> None:
     """Calls `make`, which applies an update, unless the current thread's step is bad."""
     step = getattr(_here, "step", None)
-    good = None if step is None else step.before_update(optimizer, grads, variables)
+    # In a branch or an inner function, the update is checked by the values that it assigns.
+    is_checked = step is not None and step.watch.is_in_watched_graph()
+    good = step.before_update(optimizer, grads, variables) if is_checked else None
 
     def made() -> tf.Tensor:
         make()

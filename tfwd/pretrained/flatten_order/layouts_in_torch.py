@@ -191,6 +191,32 @@ class Layout:
             layout._possible, layout._is_restricted, layout._reason = left, True, reason
         return True
 
+    def with_places(self, new: dict[Place, Place]) -> Layout:
+        """Returns a layout of other places that is in the same state.
+
+        Args:
+            new: The new place of each place.
+        """
+        layout = self.find()
+        places = {old.find(): place for old, place in new.items()}
+
+        def renamed(arrangement: Arrangement | None) -> Arrangement | None:
+            found = None if arrangement is None else [places[p.find()] for p in arrangement]
+            return None if found is None else tuple(found)
+
+        possible = [renamed(each) for each in layout._possible or ()]
+        same = Layout(
+            possible if layout._possible is not None else None,  # type: ignore[arg-type]
+            reason=layout._reason,
+            default=renamed(layout._default),
+            is_open=layout._is_open,
+            is_natural=layout._is_natural,
+            is_contradictory=layout._is_contradictory,
+            is_sequence=layout._is_sequence,
+        )
+        same._is_restricted = layout._is_restricted
+        return same
+
     def contradict(self, reason: str, *, is_sequence: bool = False) -> None:
         """Marks the order as contradictory."""
         layout = self.find()

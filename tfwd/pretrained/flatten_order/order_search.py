@@ -112,7 +112,13 @@ class _Search:
         if graph is None:
             return False
         batch = Axis(_first_size(graph.inputs[0]) if graph.inputs else 2)
-        inputs = [_of_input(tensor, batch) for tensor in graph.inputs]
+        first = [_of_input(tensor, batch) for tensor in graph.inputs]
+        recorder, self.recorder = self.recorder, OrderRecorder()
+        self._pass(graph, first, batch)  # all layers may show the order of an input
+        self.recorder = recorder
+        inputs = [
+            _of_input(tensor, batch, axes) for tensor, axes in zip(graph.inputs, first, strict=True)
+        ]
         self._pass(graph, inputs, batch)
         return True
 
@@ -228,8 +234,14 @@ def _is_whole_again(tensor: TensorAxes, results: Sequence[TensorAxes]) -> bool:
     return any(axis.find() in owners for result in results for axis in result.entries)
 
 
-def _of_input(tensor: Any, batch: Axis) -> TensorAxes:
-    """Returns the axes of an input of a model. With several axes, it may be an image."""
+def _of_input(tensor: Any, batch: Axis, shown: TensorAxes | None = None) -> TensorAxes:
+    """Returns the axes of an input of a model. With several axes, it may be an image.
+
+    Args:
+        tensor: The input.
+        batch: Axis of the examples.
+        shown: Axes of the same input, after all layers have shown its order. Default None.
+    """
     shape = _shape_of(tensor)
     axes: list[Axis | None] = [None if size == 1 else Axis(size, is_input=True) for size in shape]
     axes[0] = batch
@@ -241,7 +253,10 @@ def _of_input(tensor: Any, batch: Axis) -> TensorAxes:
         possible = {(used[0], *others[:n], last, *others[n:]) for n in range(len(used) - 1)}
     reason = f"the model does not show what the axes of {shape[1:]}, its input, are"
     default = used if has_natural_order(axes) else None
-    layout = Layout(possible, reason=reason, default=default, is_open=True)
+    if shown is None:
+        layout = Layout(possible, reason=reason, default=default, is_open=True)
+    else:
+        layout = shown.layout.with_places(dict(zip(shown.used, used, strict=True)))
     return TensorAxes(tuple(axes), places, layout)
 
 
