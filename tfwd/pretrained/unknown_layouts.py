@@ -113,6 +113,12 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             f"Key({key.name!r}, transposed=False); or map to Key(..., flattened=()) if PyTorch has "
             "the outputs in the same order"
         )
+    if rank > 2 and not is_einsum:
+        return (
+            f"{start}map to Key({key.name!r}, flattened=()) if PyTorch has the axes in the same "
+            "order; otherwise write the tensor to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
     return (
         f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
         "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"

@@ -255,8 +255,9 @@ def update_if_good(
     """Calls `make`, which applies an update, unless the current thread's step is bad."""
     step = getattr(_here, "step", None)
     # In a branch or an inner function, the update is checked by the values that it assigns.
-    is_checked = step is not None and step.watch.is_in_watched_graph()
-    good = step.before_update(optimizer, grads, variables) if is_checked else None
+    good = None
+    if step is not None and step.watch.is_in_watched_graph():
+        good = step.before_update(optimizer, grads, variables)
 
     def made() -> tf.Tensor:
         make()

@@ -31,7 +31,7 @@ def of_all_examples(call: OperationCall) -> Results:
     """Returns a result that has no axis of examples, such as a mean of all."""
     axes = [axis for tensor in call.known for axis in tensor.entries if axis is not call.batch]
     new = [call.dependent(size, axes) for size in call.shapes[0]]
-    return made(new, f"'{call.name}' moves the axis of the examples", is_natural=False)
+    return made(new, f"'{call.name}' moves the axis of the examples", natural=())
 
 
 def arg_reduction(call: OperationCall) -> Results:
@@ -58,7 +58,7 @@ def _with_sizes(
     numbers: Sequence[int | None],
     changed: Sequence[int] = (),
 ) -> TensorAxes:
-    """Returns a tensor with some of the axes, whose sizes may have changed.
+    """Returns a tensor with some of the axes, whose sizes or entries may have changed.
 
     Args:
         call: The operation.
@@ -89,6 +89,10 @@ def along_one_axis(call: OperationCall) -> Results:
     if tensor is None or axes is None:
         return None
     rank = len(tensor.axes)
+    if tensor.layout.possible is None:
+        tensor.layout.drop_default(
+            f"'{call.name}' acts along an axis that PyTorch may have elsewhere"
+        )
     return _with_sizes(call, tensor, range(rank), [axis % rank for axis in axes])
 
 
@@ -178,7 +182,7 @@ def stack(call: OperationCall) -> Results:
         numbers: list[int | None] = list(range(len(shape) - 1))
         numbers.insert(axis, None)
         return selected(one, numbers, {})
-    return made(axes, f"'{call.name}' makes a new axis", is_natural=False)
+    return made(axes, f"'{call.name}' makes a new axis", natural=())
 
 
 def unstack(call: OperationCall) -> Results:

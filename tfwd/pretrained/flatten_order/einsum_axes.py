@@ -144,7 +144,7 @@ def _with_order(
     if len(others) < 2 and is_last:
         return in_order(axes)
     is_image = layout.possible is not None and not tensor.is_as_in_keras()
-    return made(axes, reason, is_natural=False, is_contradictory=is_image)
+    return made(axes, reason, natural=(), is_contradictory=is_image)
 
 
 def _kept_axes(inputs: str, output: str, tensor: TensorAxes, rank: int) -> dict[int, int]:

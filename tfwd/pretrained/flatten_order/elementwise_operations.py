@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd.pretrained.flatten_order.axes import Axis
-from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, orders_with_last
+from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.merges import combined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, with_unknown_axes
@@ -68,7 +68,7 @@ def softmax(call: OperationCall) -> Results:
         return tensor
     if layout.possible is None:
         if layout.is_open:
-            layout.restrict(orders_with_last(tensor.used, place.find()), reason)
+            layout.contradict(reason)
         return tensor
     layout.restrict({each for each in layout.possible if each[-1] is place.find()}, reason)
     return tensor

@@ -23,19 +23,17 @@ def convolution(call: Call) -> list[TensorAxes]:
     positions = [n for n in range(1, rank) if n != channels and tensor.axes[n] is not None]
     places = [tensor.places[n] for n in positions]
     layout = tensor.layout
-    is_natural = layout.is_natural and tensor.places[channels] is not None
-    before = layout.arrangement([place for place in places if place is not None])
+    used = [place for place in places if place is not None]
+    is_natural = layout.is_natural(used)
     layout.restrict([_needed(tensor, order)], reason)
     is_depthwise = isinstance(layer, groups.DEPTHWISE_LAYERS)
     flattened = f"'{call.name}' has flattened features as inputs"
     call.recorder.record_plain([layer], "inputs", [tensor.axes[channels]], flattened)
-    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch has exchanged"
+    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch may have exchanged"
     if math.prod(layer.kernel_size) > 1:
         steps = [tensor.axes[n] for n in positions]
         call.recorder.record_plain([layer], "inputs", steps, exchanged)
-    found = tuple(place.find() for place in places if place is not None)
-    is_exchanged = len(positions) > 1 and not is_natural
-    is_exchanged = is_exchanged and found not in (before, layout.arrangement(found))
+    is_exchanged = len(positions) > 1 and not (is_natural or layout.is_natural(used))
     if is_exchanged and math.prod(layer.kernel_size) > 1:
         call.recorder.record_layout([layer], None, places, exchanged)
     axes: list[Axis | None] = []
@@ -45,7 +43,7 @@ def convolution(call: Call) -> list[TensorAxes]:
         else:
             axes.append(_resized(call, tensor.axes[number], size))
     if is_exchanged:
-        return [made(axes, exchanged, is_natural=False)]
+        return [made(axes, exchanged, natural=())]
     return [made(axes, "", _image_order(layer, len(shape)))]
 
 
@@ -56,7 +54,7 @@ def recurrent_convolution(call: Call) -> list[TensorAxes]:
     order = _image_order(layer, rank)
     reason = f"'{call.name}' takes a sequence of images with the channels first"
     tensor.layout.restrict([_needed(tensor, order)], reason)
-    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch has exchanged"
+    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch may have exchanged"
     inside = _keras.layers.all_layers(layer)
     call.recorder.record_plain(inside, "inputs", tensor.entries, exchanged)
     call.recorder.record_layout(inside, tensor.layout, tensor.places[1:-1], exchanged)
@@ -79,7 +77,7 @@ def resized_image(call: Call) -> list[TensorAxes]:
     is_sequence = layout.is_open and len(tensor.axes) < 4
     if is_sequence or (is_made and not isinstance(layer, groups.UPSAMPLING_LAYERS)):
         layout.drop_default(reason)
-        return [made(axes, reason, is_natural=layout.is_natural)]
+        return [like(tensor, axes, reason)]
     if tensor.is_as_in_keras() and not layout.allows(needed):
         text = f"'{call.name}' is on a sequence"
         layout.contradict(text, is_sequence=len(tensor.used) < 4)

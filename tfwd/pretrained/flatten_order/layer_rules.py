@@ -85,7 +85,7 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
         ]
         if shape and shape[0] == call.batch.size:
             new[0] = call.batch
-        results.append(in_order(new) if is_known else made(new, reason, is_natural=False))
+        results.append(in_order(new) if is_known else made(new, reason, natural=()))
     return results
 
 

@@ -47,7 +47,8 @@ class Layout:
         is_open: bool. True if later layers may restrict the arrangements, because nothing before
             the tensor shows them. Default False.
         reason: str. Clause that says why the order is unknown, if it is.
-        is_natural: bool. True if all axes but the last are in Keras's order among each other.
+        natural: Places of axes, usually all but the last, that PyTorch has in this order among each
+            other. Default none.
         is_contradictory: bool. True if PyTorch's model must permute the axes somewhere. Default
             False.
         is_sequence: bool. True for a contradictory order of which a layer on the last axis shows
@@ -62,7 +63,7 @@ class Layout:
         default: Arrangement | None = None,
         only: Arrangement | None = None,
         is_open: bool = False,
-        is_natural: bool = True,
+        natural: Sequence[Place] = (),
         is_contradictory: bool = False,
         is_sequence: bool = False,
     ) -> None:
@@ -71,7 +72,7 @@ class Layout:
         self._is_open = is_open
         self._same: Layout | None = None
         self._reason = reason
-        self._is_natural = is_natural
+        self._natural = tuple(natural)
         self._is_contradictory = is_contradictory
         self._is_sequence = is_sequence
         self._is_restricted = False
@@ -101,9 +102,15 @@ class Layout:
         return self.find()._is_sequence
 
     @property
-    def is_natural(self) -> bool:
-        """Returns True if all axes but the last are in Keras's order among each other."""
-        return self.find()._is_natural
+    def natural(self) -> Arrangement:
+        """Returns the places of axes that PyTorch has in Keras's order among each other."""
+        return tuple(place.find() for place in self.find()._natural)
+
+    def is_natural(self, places: Sequence[Place]) -> bool:
+        """Returns True if PyTorch is known to have some places in this order among each other."""
+        wanted = tuple(place.find() for place in places)
+        natural = tuple(place for place in self.natural if place in wanted)
+        return natural == wanted or self.arrangement(wanted) == wanted
 
     @property
     def is_open(self) -> bool:
@@ -210,7 +217,7 @@ class Layout:
             reason=layout._reason,
             default=renamed(layout._default),
             is_open=layout._is_open,
-            is_natural=layout._is_natural,
+            natural=[places[place.find()] for place in layout._natural],
             is_contradictory=layout._is_contradictory,
             is_sequence=layout._is_sequence,
         )
@@ -266,7 +273,7 @@ class Layout:
                 one.contradict(reason)
         one._is_restricted |= two._is_restricted
         one._is_open &= two._is_open
-        one._is_natural &= two._is_natural
+        one._natural = max(one._natural, two._natural, key=len)
         if one._default is None or two._default is None:
             one._default = None
         return one

@@ -79,7 +79,8 @@ def _with_common_layout(
                 mine.join(others)
         layout = layout.join(other.layout, reason)
     for other in tensors:
-        if other not in whole and other.layout.is_open and base.layout.is_natural:
+        same = [base.places[n] for n, place in enumerate(other.places) if place is not None]
+        if other not in whole and other.layout.is_open and base.layout.is_natural(same):  # type: ignore[arg-type]
             other.layout.restrict({other.used}, reason)
         order = None if other in whole else other.layout.known
         if order is not None and len(order) > 2:  # the order of some axes

@@ -71,7 +71,11 @@ def need_last_for_softmax(call: Call, result: TensorAxes, function: Any) -> None
     rank = len(result.axes)
     numbers = _normalized_axes(function, rank)
     used = [n for n in numbers if 0 < n < rank and result.axes[n] is not None]
-    if rank - 1 in used and len(used) < rank - 1:
+    if rank - 1 in used and len(used) < rank - 1 and len(result.used) > 2:
+        if result.layout.is_open and result.layout.possible is None:
+            result.layout.contradict(
+                f"'{call.name}' has a softmax over the channels of an image of {result.sizes[1:]}"
+            )
         text = f"'{call.name}' has a softmax over the channels of an image of {result.sizes[1:]}"
         _need_last(result, used, text)
 

@@ -73,7 +73,7 @@ def _other(call: OperationCall) -> Results:
         axes = [call.dependent(size, sources) for size in shape]
         if shape and shape[0] == call.batch.size:
             axes[0] = call.batch
-        results.append(in_order(axes) if is_known else made(axes, "", is_natural=False))
+        results.append(in_order(axes) if is_known else made(axes, "", natural=()))
     return results
 
 

@@ -254,7 +254,7 @@ def _of_input(tensor: Any, batch: Axis, shown: TensorAxes | None = None) -> Tens
     reason = f"the model does not show what the axes of {shape[1:]}, its input, are"
     default = used if has_natural_order(axes) else None
     if shown is None:
-        layout = Layout(possible, reason=reason, default=default, is_open=True)
+        layout = Layout(possible, reason=reason, default=default, is_open=True, natural=used[:-1])
     else:
         layout = shown.layout.with_places(dict(zip(shown.used, used, strict=True)))
     return TensorAxes(tuple(axes), places, layout)

@@ -49,7 +49,7 @@ def _restrict_to_keras(call: OperationCall, tensor: TensorAxes, other: TensorAxe
     """
     layout, natural = tensor.layout, tuple(place.find() for place in tensor.used)
     is_fit = other.layout.is_open or other.is_as_in_keras()
-    if layout.is_open and is_fit and len(natural) < 4:
+    if layout.is_open and layout.possible is not None and is_fit and len(natural) < 4:
         layout.restrict({natural}, f"'{call.name}' multiplies the last axes")
 
 
@@ -134,7 +134,10 @@ def einsum(call: OperationCall) -> Results:
 def _of_product(call: OperationCall, axes: Sequence[Axis | None]) -> TensorAxes:
     """Returns a product whose order is not known."""
     image = next((t for t in call.known if t.layout.is_contradictory), call.known[0])
-    return like(image, axes, f"'{call.name}' is a product of two tensors", is_natural=False)
+    few = len([axis for axis in axes if axis is not None]) < 4
+    text = f"'{call.name}' is a product of two tensors"
+    order = None if few and len(axes) == len(image.axes) else [-1] * len(axes)
+    return like(image, axes, text, order=order)
 
 
 def _einsum_of_one(call: OperationCall, term: str, output: str) -> Results:

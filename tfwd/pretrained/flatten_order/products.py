@@ -30,11 +30,11 @@ def with_new_features(
     natural = tuple(place.find() for place in tensor.used)
     if any(layout.allows(each) for each in wanted):
         is_divided = layout.is_open and layout.possible is None
-        layout.restrict({natural} if layout.is_natural else wanted, reason)
+        layout.restrict({natural} if layout.is_natural(natural[:-1]) else wanted, reason)
         if is_divided and features is not None:  # a later image layer would contradict
             return TensorAxes(axes, tensor.places, layout)
         return in_order(axes) if layout.known == natural else made(axes, layout.reason)
     if layout.possible is not None:
         layout.contradict(reason)
-        return made(axes, reason, is_contradictory=True, is_natural=layout.is_natural)
+        return like(tensor, axes, reason)
     return in_order(axes) if is_one and layout.is_sequence else like(tensor, axes)

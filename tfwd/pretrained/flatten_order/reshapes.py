@@ -176,17 +176,27 @@ class _Reshape:
         return Layout(
             arrangements if is_known else None,
             reason=self._reason() if layout.known else layout.reason or self._reason(),
-            is_natural=layout.is_natural and self._keeps_last(),
+            natural=self._natural_factors(inside),
             is_contradictory=layout.is_contradictory,
             is_sequence=layout.is_sequence,
         )
 
-    def _keeps_last(self) -> bool:
-        """Returns True if the last axis is neither divided nor merged with other axes."""
-        last = max(self._by_source, default=0)
-        return len(self._by_source[last]) == 1 and all(
-            len(group) == 1 for group in self._groups if any(unit.source == last for unit in group)
-        )
+    def _natural_factors(self, inside: dict[Place, tuple[Place, ...] | None]) -> list[Place]:
+        """Returns the places of factors that PyTorch has in Keras's order among each other.
+
+        Args:
+            inside: For the place of each axis, the order in PyTorch of its factors, if it is known.
+        """
+        natural = set(self._tensor.layout.natural)
+        found: list[Place] = []
+        for source in sorted(self._by_source):
+            place = self._tensor.places[source]
+            factors = [self._places[unit] for unit in self._by_source[source]]
+            if place is None or place.find() not in natural:
+                continue
+            is_other = self._is_restored(source) and inside[place.find()] != tuple(factors)
+            found += [] if is_other else factors
+        return found
 
     def _order_inside(self, axis: Axis | None, factors: list[_Unit]) -> tuple[Place, ...] | None:
         """Returns the order in PyTorch of the factors of one axis; None if it is not known."""
@@ -265,11 +275,20 @@ class _Reshape:
         layout = Layout(
             arrangements,
             reason=before.reason or self._reason(),
-            is_natural=before.is_natural and self._keeps_last(),
+            natural=self._natural_places(places),
             is_contradictory=is_contradictory,
             is_sequence=before.is_sequence,
         )
         return TensorAxes(tuple(merged), places, layout)
+
+    def _natural_places(self, places: Sequence[Place | None]) -> list[Place]:
+        """Returns the result's places that PyTorch has in Keras's order among each other."""
+        natural = set(self._of_all_factors.natural)
+        return [
+            place
+            for group, place in zip(self._groups, places, strict=True)
+            if place is not None and all(self._places[unit].find() in natural for unit in group)
+        ]
 
     def _merged_arrangements(self, places: Sequence[Place | None]) -> set[Arrangement] | None:
         """Returns the arrangements of the result's places, if PyTorch merges the same axes.

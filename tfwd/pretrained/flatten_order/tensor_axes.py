@@ -60,7 +60,7 @@ def made(
     reason: str,
     order: Sequence[int] | None = None,
     *,
-    is_natural: bool = True,
+    natural: Sequence[int] | None = None,
     is_contradictory: bool = False,
     is_sequence: bool = False,
 ) -> TensorAxes:
@@ -70,7 +70,9 @@ def made(
         axes: The axes.
         reason: Clause that says why the order of the axes is unknown, if it is.
         order: Numbers of the axes in PyTorch's order. Default None: the order is unknown.
-        is_natural, is_contradictory, is_sequence: As in `Layout`.
+        natural: Numbers of axes that PyTorch has in this order among each other. Default None: all
+            axes but the last.
+        is_contradictory, is_sequence: As in `Layout`.
     """
     places = tuple(None if axis is None else Place() for axis in axes)
     used = [place for place in places if place is not None]
@@ -82,11 +84,25 @@ def made(
     layout = Layout(
         known,  # type: ignore[arg-type]
         reason=reason,
-        is_natural=is_natural or len(used) < 4,
+        natural=used[:-1] if natural is None else [p for n in natural if (p := places[n])],
         is_contradictory=is_contradictory and len(used) > 2,
         is_sequence=is_sequence,
     )
     return TensorAxes(tuple(axes), places, layout)
+
+
+def natural_numbers(tensor: TensorAxes, order: Sequence[int]) -> list[int]:
+    """Returns the numbers of axes that PyTorch has in Keras's order among each other.
+
+    Args:
+        tensor: The tensor before a permutation.
+        order: For each axis after it, its number before.
+    """
+    natural = tensor.layout.natural
+    of_place = {place.find(): n for n, place in enumerate(tensor.places) if place is not None}
+    before = [of_place[place] for place in natural if place in of_place]
+    found = [n for n, old in enumerate(order) if old in before]
+    return found if [order[n] for n in found] == [old for old in before if old in order] else []
 
 
 def like(
@@ -94,7 +110,7 @@ def like(
     axes: Sequence[Axis | None],
     reason: str = "",
     *,
-    is_natural: bool = True,
+    order: Sequence[int] | None = None,
     is_contradictory: bool = False,
 ) -> TensorAxes:
     """Returns a tensor whose order is unknown, or contradictory if that of another tensor is.
@@ -103,14 +119,14 @@ def like(
         tensor: The other tensor.
         axes: The axes.
         reason: As in `made`. Default "": the reason of the other tensor.
-        is_natural: bool. False if the axes are in another order. Default True.
+        order: For each axis, its number in the other tensor. Default None: the same axes.
         is_contradictory: bool. True if the order is contradictory anyway. Default False.
     """
     layout = tensor.layout
     return made(
         axes,
         layout.reason if layout.is_contradictory or not reason else reason,
-        is_natural=is_natural and layout.is_natural,
+        natural=natural_numbers(tensor, order or range(len(axes))),
         is_contradictory=is_contradictory or layout.is_contradictory,
         is_sequence=layout.is_sequence,
     )
@@ -132,7 +148,7 @@ def appended(tensor: TensorAxes, new: Sequence[Axis | None]) -> TensorAxes:
     natural = tuple(place.find() for place in tensor.used)
     if tensor.layout.arrangement(natural) == natural:
         return in_order(axes)
-    return made(axes, tensor.layout.reason, is_natural=tensor.layout.is_natural)
+    return like(tensor, axes)
 
 
 def with_unknown_axes(
@@ -150,7 +166,7 @@ def with_unknown_axes(
     axes: list[Axis | None] = [None if size == 1 else Axis(size, doubt=doubt) for size in shape]
     if batch is not None and shape and shape[0] == batch.size:
         axes[0] = batch
-    return made(axes, reason, is_natural=False)
+    return made(axes, reason, natural=())
 
 
 def permuted(tensor: TensorAxes, order: Sequence[int], name: str) -> TensorAxes:
@@ -188,7 +204,7 @@ def permuted(tensor: TensorAxes, order: Sequence[int], name: str) -> TensorAxes:
     if order[0] != 0:
         reason = f"'{name}' moves the axis of the examples"
     is_image = tensor.layout.known is not None and not tensor.is_as_in_keras()
-    return like(tensor, axes, reason, is_natural=False, is_contradictory=is_image)
+    return like(tensor, axes, reason, order=order, is_contradictory=is_image)
 
 
 def _last_used(order: Sequence[int], tensor: TensorAxes) -> int | None:
@@ -227,7 +243,7 @@ def _projected(layout: Layout, places: Sequence[Place | None]) -> Layout:
     return Layout(
         found,
         reason=layout.reason,
-        is_natural=layout.is_natural,
+        natural=[place for place in layout.natural if place in kept],
         is_contradictory=is_contradictory,
         is_sequence=layout.is_sequence,
     )
@@ -245,7 +261,8 @@ def opened(axes: Sequence[Axis | None], name: str, *, is_natural: bool = False) 
     Args:
         axes: The axes.
         name: Name of the layer or operation.
-        is_natural: bool. As in `Layout`. True anyway for a sequence. Default False.
+        is_natural: bool. True if all axes but the last are in Keras's order among each other. True
+            anyway for a sequence. Default False.
     """
     places = tuple(None if axis is None else Place() for axis in axes)
     used = tuple(place for place in places if place is not None)
@@ -260,7 +277,7 @@ def opened(axes: Sequence[Axis | None], name: str, *, is_natural: bool = False) 
         default=default,
         only=only,
         is_open=True,
-        is_natural=is_natural or default is not None,
+        natural=used[:-1] if is_natural or default is not None else (),
     )
     return TensorAxes(tuple(axes), places, layout)
 

@@ -68,7 +68,7 @@ def _step(tensor: TensorAxes, reason: str) -> TensorAxes:
             possible or None,
             reason=layout.reason if is_first else reason,
             is_open=layout.is_open and is_first,
-            is_natural=layout.is_natural,
+            natural=[place for place in layout.natural if time is None or place is not time.find()],
             is_contradictory=not is_first or layout.is_contradictory,
         )
     axes, places = (tensor.axes[0], *tensor.axes[2:]), (tensor.places[0], *tensor.places[2:])
@@ -95,7 +95,7 @@ def _with_time(step: TensorAxes, tensor: TensorAxes, *, keeps_layout: bool) -> T
     layout = Layout(
         possible,
         reason=step.layout.reason,
-        is_natural=step.layout.is_natural,
+        natural=[*step.layout.natural[:1], *([time] if time else []), *step.layout.natural[1:]],
         is_contradictory=step.layout.is_contradictory,
     )
     if is_shown_later:
@@ -109,4 +109,4 @@ def _along_an_image(step: TensorAxes, time: Axis | None, reason: str) -> TensorA
     for axis in axes:
         if isinstance(axis, MergedAxis):
             axis.doubts(reason)
-    return made(axes, reason, is_natural=False, is_contradictory=True)
+    return made(axes, reason, natural=(), is_contradictory=True)

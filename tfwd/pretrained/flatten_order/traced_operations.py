@@ -104,6 +104,7 @@ class OperationRecorder:
         self.on_constants: list[Any] = []
         self._known: dict[str, tf.Tensor] = {}
         self._visited: set[str] = set()
+        self._of_constants: set[str] = set()  # results of layers on constants
         self._handles = {inner.name: id(handle) for handle, inner in captures}
         self._add_results(known)
 
@@ -116,6 +117,7 @@ class OperationRecorder:
         given = self.tensors(arguments)
         if not any(_name(tensor) in self._known for tensor in given):
             self.on_constants.append(layer)
+            self._of_constants |= {_name(tensor) for tensor in results}
             return
         self.nodes.append(Node(layer, given, list(results)))
         self._add_results(results)
@@ -174,6 +176,8 @@ class OperationRecorder:
             if (entry.name, is_reshaped) in seen:
                 continue
             seen.add((entry.name, is_reshaped))
+            if entry.name in self._of_constants:
+                continue  # the layer's weights are not reshaped, but its outputs
             if entry.name in self._handles:
                 found.append(self._handles[entry.name])
                 self.reshaped.update(found[-1:] if is_reshaped else ())
