@@ -93,6 +93,11 @@ class Axis:
         """Returns True if the axis is a part of another one."""
         return bool(self.owners)
 
+    @property
+    def has_chosen_entries(self) -> bool:
+        """Returns True if PyTorch may have other entries, not only another order of them."""
+        return self.doubt is not None
+
     def become_part_of(self, whole: Axis) -> None:
         """Makes the axis a part of another one."""
         self._owners.append(whole)
@@ -286,30 +291,40 @@ class MergedAxis(MadeAxis):
         orders = list(map(known.of, self.sources))
         if any(orders):
             return _nested_order(self.sources, orders, self.places, self.layout, self._name)
-        if self._has_parts_of_one_axis():
+        if self._has_parts_only() and not any(map(known.of, self._all_wholes())):
             return None
         if not self.layout.are_neighbours(self.places):
             is_known = self.layout.known is not None
             return UnknownFeatureOrder(self._reason if is_known else self.layout.reason)
         return _order_in(self.sources, self.places, self.layout)
 
+    def needed(self) -> Iterable[Axis]:
+        return [*super().needed(), *(self._all_wholes() if self._has_parts_only() else ())]
+
     @property
     def wholes(self) -> set[Axis]:
-        if not self.is_part:
-            return {self}
-        several = (part.find() for part in self.sources if not part.find().is_repetition)
-        return set[Axis].intersection(*(part.wholes for part in several))
+        return self._all_wholes() if self.is_part else {self}
 
     @property
     def is_part(self) -> bool:
-        return self._has_parts_of_one_axis()
+        return self._has_parts_only()
 
-    def _has_parts_of_one_axis(self) -> bool:
-        """Returns True if the axes are several parts of one axis. PyTorch's model has them too."""
-        several = [part.find() for part in self.sources if not part.find().is_repetition]
-        if len(set(several)) < len(several) or not all(part.is_part for part in several):
-            return False
-        return bool(several) and bool(set[Axis].intersection(*(part.wholes for part in several)))
+    def _several(self) -> list[Axis]:
+        """Returns the axes whose entries differ."""
+        return [source.find() for source in self.sources if not source.find().is_repetition]
+
+    def _all_wholes(self) -> set[Axis]:
+        """Returns the axes of which the axes are parts."""
+        return set[Axis]().union(*(part.wholes for part in self._several()))
+
+    def _has_parts_only(self) -> bool:
+        """Returns True if the axes are parts of others, as the heads of attention.
+
+        PyTorch's model then has the same parts, if it has the others in the same order.
+        """
+        several = self._several()
+        is_distinct = len(set(several)) == len(several)
+        return bool(several) and is_distinct and all(part.is_part for part in several)
 
 
 class JoinedAxis(MadeAxis):
@@ -366,6 +381,10 @@ class DependentAxis(MadeAxis):
         if unknown := known.first_unknown(self.sources):
             return unknown
         return UnknownFeatureOrder(self._reason) if any(map(known.of, self.sources)) else own
+
+    @property
+    def has_chosen_entries(self) -> bool:
+        return True
 
     def required(self, known: Orders) -> FeatureOrder:
         return Axis.find_order(self, known)

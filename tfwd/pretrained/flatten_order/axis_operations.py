@@ -21,6 +21,8 @@ def reduction(call: OperationCall) -> Results:
     reduced = {axis % rank for axis in axes}
     if 0 in reduced and tensor.has_batch(call.batch):
         return of_all_examples(call)
+    for number in reduced:
+        call.recorder.record_reduction(tensor.axes[number])
     is_kept = len(call.shapes[0]) == rank
     if is_kept:
         return selected(tensor, [None if n in reduced else n for n in range(rank)], {})
@@ -74,6 +76,8 @@ def _with_sizes(
         axis = tensor.axes[number]
         if number in changed or (1 if axis is None else axis.size) != size:
             others[number] = call.dependent(size, [axis])
+            if size == 1:
+                call.recorder.record_choice(axis)
     grown = [n for n in others if tensor.axes[n] is None and others[n] is not None]
     if grown:  # a repeated axis of size 1
         others |= {n: Axis(shape[numbers.index(n)], is_repetition=True) for n in grown}
@@ -209,6 +213,8 @@ def split(call: OperationCall) -> Results:
     results = []
     for shape in call.shapes:
         other = call.dependent(shape[axis], [tensor.axes[axis]])
+        if other is None:
+            call.recorder.record_choice(tensor.axes[axis])
         results.append(selected(tensor, list(range(len(shape))), {axis: other}))
     return results
 

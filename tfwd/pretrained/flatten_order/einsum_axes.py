@@ -134,7 +134,7 @@ def _with_order(
     layout = tensor.layout
     if is_last and len(others) == 1 and len(numbers) > 1:  # the batch
         return opened(axes, call.name)
-    if is_last and len(summed) == 1 and tensor.places[-1] is not None:
+    if is_last and len(summed) == 1:
         one = with_new_features(tensor, Axis(2), call.name, call.batch)
         if one.is_as_in_keras():
             return in_order(axes)

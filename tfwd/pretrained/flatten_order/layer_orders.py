@@ -103,6 +103,11 @@ class OrderRecorder:
         if axis is not None:
             self._choices.append((axis, len(self._axes), len(self._plain)))
 
+    def record_reduction(self, axis: Axis | None) -> None:
+        """Records that the model sums over an axis. It may have other entries in PyTorch."""
+        if axis is not None and axis.find().has_chosen_entries:
+            self.record_choice(axis)
+
     def must_be_plain(self, axis: Axis, reason: str) -> None:
         """Notes that later layers do not know the order of an axis that differs from PyTorch's."""
         self.matches.append((axis, Axis(axis.size), reason))
@@ -139,8 +144,7 @@ class OrderRecorder:
                 for layer in later:
                     self.record(layer, "inputs", UnknownFeatureOrder(reason))
         for layer, layout, places, reason in self._layouts:
-            wanted = tuple(place.find() for place in places)
-            if layout is None or layout.arrangement(places) != wanted:
+            if layout is None or not layout.is_natural(places):
                 self.record(layer, "inputs", UnknownFeatureOrder(reason))
         for layer, side, axes, reason in self._plain:
             orders = [order for axis in axes if (order := known.of(axis)) is not None]

@@ -24,7 +24,7 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
     with_unknown_axes,
 )
 from tfwd.pretrained.flatten_order.traced_calls import traced_graph
-from tfwd.pretrained.flatten_order.traced_operations import Graph, TracedOperation
+from tfwd.pretrained.flatten_order.traced_operations import Graph, Node, TracedOperation
 from tfwd.pretrained.flatten_order.unseen_layers import unseen_images
 
 
@@ -156,17 +156,13 @@ class _Search:
         for node in graph.nodes:
             operation = node.operation
             shapes = list(map(_shape_of, node.results))
-            if isinstance(operation, TracedOperation):
-                given = iter(node.arguments)
-                known = [tensors[_id(next(given))] if k else None for k in operation.is_known]
-                owners = [o for v in operation.variables if (o := self._owners.get(v)) is not None]
-                call = OperationCall(operation, known, shapes, batch, self.recorder, owners)
-                found = outputs_of_operation(call)
-            else:
-                given_axes = [
-                    tensors[_id(t)] if _id(t) in tensors else _constant(t) for t in node.arguments
-                ]
-                found = self._run_layer(operation, given_axes, shapes, batch)
+            try:
+                found = self._outputs_of(node, tensors, shapes, batch)
+            except (AssertionError, IndexError, KeyError, TypeError, ValueError):
+                # The call has a form that its rule does not know.
+                if isinstance(operation, keras.layers.Layer):
+                    self.recorder.record_kernels(_keras.layers.all_layers(operation))
+                found = [_misread(operation, shape, batch) for shape in shapes]
             found = [
                 axes if axes.sizes == shape else _misread(operation, shape, batch)
                 for axes, shape in zip(found, shapes, strict=False)
@@ -176,6 +172,20 @@ class _Search:
             )
             tensors.update(zip(map(_id, node.results), found, strict=False))
         return [tensors[_id(t)] for t in graph.outputs if _id(t) in tensors]
+
+    def _outputs_of(
+        self, node: Node, tensors: dict[Any, TensorAxes], shapes: Sequence[Sizes], batch: Axis
+    ) -> list[TensorAxes]:
+        """Returns the axes of the outputs of a call."""
+        operation = node.operation
+        if not isinstance(operation, TracedOperation):
+            axes = [tensors[_id(t)] if _id(t) in tensors else _constant(t) for t in node.arguments]
+            return self._run_layer(operation, axes, shapes, batch)
+        given = iter(node.arguments)
+        known = [tensors[_id(next(given))] if k else None for k in operation.is_known]
+        owners = [o for v in operation.variables if (o := self._owners.get(v)) is not None]
+        call = OperationCall(operation, known, shapes, batch, self.recorder, owners)
+        return outputs_of_operation(call)
 
     def _run_layer(
         self, layer: Any, tensors: Sequence[TensorAxes], shapes: Sequence[Sizes], batch: Axis

@@ -26,6 +26,8 @@ def product(call: OperationCall) -> Results:
     rows, summed = (-1, -2) if flags[0] else (-2, -1)
     columns, others = (-2, -1) if flags[1] else (-1, -2)
     _match(call, first.axes[summed], second.axes[others])
+    call.recorder.record_reduction(first.axes[summed])
+    call.recorder.record_reduction(second.axes[others])
     batches = []
     for number in range(len(shape) - 2):
         given = []

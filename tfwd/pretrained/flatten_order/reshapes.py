@@ -138,7 +138,7 @@ class _Reshape:
         used = [axis for axis in merged if axis is not None]
         if len(used) <= max(3, len(self._tensor.used)):
             return in_order(merged)
-        return opened(merged, self._name, is_natural=True)
+        return opened(merged, self._name, is_sequence_of_parts=True)
 
     def _restrict_examples(self) -> None:
         """Restricts the layout to those with the axes together that are merged with the batch."""

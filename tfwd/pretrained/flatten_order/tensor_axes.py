@@ -255,21 +255,23 @@ def has_natural_order(axes: Sequence[Axis | None]) -> bool:
     return len(used) < 4 and (len(axes) < 4 or axes[-1] is None)
 
 
-def opened(axes: Sequence[Axis | None], name: str, *, is_natural: bool = False) -> TensorAxes:
+def opened(
+    axes: Sequence[Axis | None], name: str, *, is_sequence_of_parts: bool = False
+) -> TensorAxes:
     """Returns a tensor that features become. Later layers show the order of its axes.
 
     Args:
         axes: The axes.
         name: Name of the layer or operation.
-        is_natural: bool. True if all axes but the last are in Keras's order among each other. True
-            anyway for a sequence. Default False.
+        is_sequence_of_parts: bool. True if the last axis of a sequence was divided, so that the
+            tensor may be an image, but also heads of attention. Default False.
     """
     places = tuple(None if axis is None else Place() for axis in axes)
     used = tuple(place for place in places if place is not None)
     shape = tuple(1 if axis is None else axis.size for axis in axes)
     default = used if has_natural_order(axes) else None
     only = None  # an image, which PyTorch's model makes with the channels first
-    if default is None and not is_natural and places[-1] is not None:
+    if default is None and not is_sequence_of_parts and places[-1] is not None:
         only = (used[0], used[-1], *used[1:-1])
     layout = Layout(
         None,
@@ -277,7 +279,7 @@ def opened(axes: Sequence[Axis | None], name: str, *, is_natural: bool = False) 
         default=default,
         only=only,
         is_open=True,
-        natural=used[:-1] if is_natural or default is not None else (),
+        natural=used[:-1],
     )
     return TensorAxes(tuple(axes), places, layout)
 
