@@ -114,8 +114,8 @@ class Layout:
 
     @property
     def is_open(self) -> bool:
-        """Returns True if nothing before the tensor shows the order."""
-        return self.find()._is_open and not self.is_contradictory
+        """Returns True if nothing before the tensor shows the order, and no layer has shown it."""
+        return self.find()._is_open and not self.is_contradictory and self.known is None
 
     @property
     def is_restricted(self) -> bool:
