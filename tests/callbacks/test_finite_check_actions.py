@@ -1,5 +1,7 @@
 """`FiniteCheck` at a bad step: the state that stays, and each action."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -356,3 +358,55 @@ def test_a_model_that_is_built_before_its_layers():
         fit(model, x, y, *check)
         found.append(model.get_weights())
     same(*found)
+
+
+class Accumulating(keras.Model):
+    """A model that updates its weights after every second step, in a branch of the graph."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.sums = [
+            tf.Variable(tf.zeros(v.shape), trainable=False) for v in self.trainable_weights
+        ]
+        self.steps = tf.Variable(0, trainable=False)
+
+    def train_step(self, data):
+        x, y = data
+        self.steps.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient)
+
+        def update():
+            sums = [tf.convert_to_tensor(total) for total in self.sums]
+            self.optimizer.apply_gradients(zip(sums, self.trainable_variables, strict=True))
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+            return 1
+
+        tf.cond(self.steps % 2 == 0, update, lambda: 1)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_an_update_in_a_branch_of_the_graph(is_bad):
+    x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+    y, bad = x[:, :1] * 2, x.copy()
+    bad[17, 2] = np.nan
+    kept = np.r_[0:16, 24:48] if is_bad else np.arange(48)
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(3)
+        inputs = keras.Input((6,))
+        models.append(Accumulating(inputs, keras.layers.Dense(1)(inputs)))
+        models[-1].compile(keras.optimizers.Adam(0.01))
+    options = {"batch_size": 8, "shuffle": False, "epochs": 2, "verbose": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        models[0].fit(bad if is_bad else x, y, callbacks=[FiniteCheck("skip")], **options)
+    models[1].fit(x[kept], y[kept], **options)
+    for ours, theirs in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert models[0].steps == models[1].steps

@@ -234,6 +234,108 @@ def test_an_activation_of_single_entries(tmp_path):
     check(model, expected, tmp_path, C, weights, x=X[:, 0, 0, :1] * np.ones((1, 7), "float32"))
 
 
+def test_heads_in_windows(tmp_path):
+    """Checks attention with two heads in windows of a normalized image, as in Swin."""
+    sizes = {"q": (4, 5), "k": (4, 5), "v": (4, 5), "o": (6, 4), "f": (4, 6)}
+    made, weights = dense_layers(**sizes)
+
+    def call(m, x):
+        h = m.n(m.c(x))
+        windows = tf.transpose(tf.reshape(h, (-1, 2, 2, 3, 2, 5)), (0, 1, 3, 2, 4, 5))
+        rows = attention(m, tf.reshape(windows, (-1, 4, 5)), 2, 2)
+        windows = tf.reshape(rows, (-1, 2, 3, 2, 2, 6))
+        joined = tf.reshape(tf.transpose(windows, (0, 1, 3, 2, 4, 5)), (-1, 4, 6, 6))
+        return m.f(tf.reduce_max(joined, (1, 2)))
+
+    norm = {"n.weight": RNG.normal(size=5), "n.bias": RNG.normal(size=5)}
+    h = np.moveaxis(image(), 1, -1)
+    h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-3)
+    h = h * norm["n.weight"] + norm["n.bias"]
+    windows = h.reshape(2, 2, 2, 3, 2, 5).transpose(0, 1, 3, 2, 4, 5).reshape(12, 4, 5)
+    parts = [linear(name, windows, weights).reshape(12, 4, 2, 2) for name in "qkv"]
+    q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
+    mixed = softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(2)) @ v
+    rows = linear("o", mixed.transpose(0, 2, 1, 3).reshape(12, 4, 4), weights)
+    expected = linear("f", rows.reshape(2, 24, 6).max(1), weights)
+    model = Model(call, c=conv(), n=layers.LayerNormalization(name="n"), **made)
+    check(model, expected, tmp_path, C, norm, weights)
+
+
+# Functions of an image that a model makes of features, and the same functions in PyTorch.
+OF_IMAGES = {
+    "mean": (lambda x: tf.reduce_mean(x, 2), lambda x: x.mean(3)),
+    "row": (lambda x: x[:, 0], lambda x: x[:, :, 0]),
+    "reversed": (lambda x: x[:, ::-1], lambda x: x[:, :, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_part_of_an_image_that_a_model_makes(name, is_first, tmp_path):
+    """Checks two heads on an image of features: one flattens a part of it, the other convolves."""
+    function, in_numpy = OF_IMAGES[name]
+    weights = {"g.weight": RNG.normal(size=(72, 7))}
+
+    def call(m, x):
+        made = tf.reshape(m.g(x), (-1, 4, 6, 3))
+        heads = [lambda: m.f(m.flat(function(made))), lambda: tf.reduce_max(m.c(made), (1, 2))]
+        results = [head() for head in (heads if is_first else heads[::-1])]
+        return tf.concat(results if is_first else results[::-1], 1)
+
+    rows = RNG.normal(size=(2, 7)).astype("float32")
+    made = linear("g", rows, weights).reshape(2, 3, 4, 6)
+    flattened = in_numpy(made).reshape(2, -1)
+    weights["f.weight"] = RNG.normal(size=(4, flattened.shape[1]))
+    convolved = np.einsum("nchw,oc->nohw", made, C["c.weight"][:, :, 0, 0])
+    convolved = (convolved + C["c.bias"][:, None, None]).max((2, 3))
+    expected = np.hstack([linear("f", flattened, weights), convolved])
+    model = Model(call, c=conv(), f=head(), g=head(72, "g"), flat=layers.Flatten())
+    model(rows)
+    file = saved(tmp_path, C, weights)
+    try:
+        load(model, file, mapping={name: name for name in "cfg"})
+    except PlanError:
+        return
+    np.testing.assert_allclose(model(rows), expected, rtol=1e-4, atol=1e-4)
+
+
+# Functions that choose single features of a flattened image, or a part of them, and sum.
+CHOICES = {
+    "one": lambda x: x[:, 5:6] * tf.ones_like(x),
+    "mean of some": lambda x: tf.reduce_mean(x[:, :24], 1, keepdims=True) * tf.ones_like(x),
+    "number of the largest": lambda x: tf.cast(tf.argmax(x, 1)[:, None], x.dtype) * tf.ones_like(x),
+    "two sums": lambda x: (
+        tf.reduce_sum(tf.reduce_max(tf.reshape(x, (-1, 12, 10)), 2), 1)[:, None] * tf.ones_like(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_single_features_are_other_features_in_torch(name, tmp_path):
+    function = CHOICES[name]
+    model = Model(lambda m, x: m.f(function(tf.reshape(m.c(x), (-1, 120)))), c=conv(), f=head())
+    model(X)
+    file = saved(tmp_path, C, {"f.weight": RNG.normal(size=(4, 120))})
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping={"c": "c", "f": "f"})
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_input_that_several_branches_use(is_first, tmp_path):
+    """Checks that the order of the branches does not matter."""
+    inputs = keras.Input((4, 6, 3))
+    made = [
+        lambda: head()(layers.Flatten()(layers.Dense(5, use_bias=False, name="d")(inputs))),
+        lambda: layers.GlobalMaxPooling2D()(conv()(inputs)),
+    ]
+    outputs = [make() for make in (made if is_first else made[::-1])]
+    model = keras.Model(inputs, layers.Concatenate()(outputs))
+    shapes = {"d.weight": (5, 3), "f.weight": (4, 120)}
+    file = saved(tmp_path, C, {key: RNG.normal(size=shape) for key, shape in shapes.items()})
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, file, mapping={name: name for name in "cdf"})
+
+
 def test_a_deep_model(tmp_path):
     """Checks that the search does not recurse: each convolution changes the axes of the image."""
     inputs = outputs = keras.Input((404, 1, 3))

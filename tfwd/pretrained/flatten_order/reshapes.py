@@ -335,7 +335,11 @@ class _Reshape:
         others in an unknown order. If the last axis of the result is a part of the last axis of the
         tensor, PyTorch's model has the same entries on the other axes.
         """
-        merged = [axis for axis in result.axes if isinstance(axis, MergedAxis)]
+        merged = [
+            axis
+            for axis, group in zip(result.axes, self._groups, strict=True)
+            if isinstance(axis, MergedAxis) and len(group) > 1
+        ]
         is_beside = not self._ends_with_part() and any(
             isinstance(axis.order(), UnknownFeatureOrder) for axis in merged
         )
