@@ -190,3 +190,19 @@ def test_a_loss_of_the_models_own(loss):
     changed = [bool((one != other).any()) for one, other in after]
     assert changed == [True, True, True, True, False, False]
     assert [path.split("/")[-2] for path in found] == ["third", "third"]
+
+
+class WithOtherOutputs(Sided):
+    """A model that also returns complex numbers, texts and nothing."""
+
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        waves = tf.complex(tf.zeros_like(outputs), self.side(inputs)[:, :1])
+        return {"numbers": outputs, "waves": waves, "texts": tf.constant(["a"]), "nothing": None}
+
+
+def test_outputs_that_are_no_real_numbers():
+    model = WithOtherOutputs()
+    model(X)
+    zeros = "a gradient of zeros"
+    assert ends(unused(model, X)) == {"dead/kernel": zeros, "dead/bias": zeros}

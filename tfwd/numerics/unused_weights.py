@@ -94,8 +94,10 @@ def _objective(
     if y is not None and loss is None:
         return model.compute_loss(x=x, y=labels, y_pred=outputs)
     if y is None:
-        flat = tf.nest.flatten(outputs)
-        values = [tf.reduce_sum(tf.abs(tf.cast(o, tf.float32)) ** 2) for o in flat]
+        flat = [output for output in tf.nest.flatten(outputs) if output is not None]
+        numbers = [output for output in flat if output.dtype != tf.string]
+        numbers = [tf.abs(o) if o.dtype.is_complex else o for o in numbers]
+        values = [tf.reduce_sum(tf.cast(o, tf.float32) ** 2) for o in numbers]
     else:
         value = _keras_losses.loss_as_compiled(model, loss, loss_weights)(labels, outputs)
         values = [tf.zeros([]) if value is None else tf.reduce_mean(value)]
