@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfwd.pretrained.flatten_order.axes import dependent_axis
 from tfwd.pretrained.flatten_order.layer_call import Call
+from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.normalizations import need_last_for_softmax
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
 

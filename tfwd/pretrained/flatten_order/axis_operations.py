@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfwd.pretrained.flatten_order.axes import Axis, JoinedAxis
+from tfwd.pretrained.flatten_order.axes import Axis
+from tfwd.pretrained.flatten_order.made_axes import JoinedAxis
 from tfwd.pretrained.flatten_order.merges import combined, joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.reshapes import reshaped

@@ -8,9 +8,10 @@ from typing import Any
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order import layer_groups as groups
-from tfwd.pretrained.flatten_order.axes import Axis, dependent_axis
+from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import Place
+from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like, made, with_unknown_axes
 
 

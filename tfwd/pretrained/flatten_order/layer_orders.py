@@ -10,9 +10,10 @@ from typing import Any
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order, with_uses
+from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
+from tfwd.pretrained.flatten_order.made_axes import with_uses
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,

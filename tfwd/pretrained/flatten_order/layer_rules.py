@@ -10,7 +10,7 @@ import keras
 from tfwd import _keras
 from tfwd.pretrained.flatten_order import layer_groups as groups
 from tfwd.pretrained.flatten_order.activations import after_activation
-from tfwd.pretrained.flatten_order.axes import Axis, dependent_axis
+from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.einsum_axes import einsum_outputs
 from tfwd.pretrained.flatten_order.image_layers import (
     convolution,
@@ -20,6 +20,7 @@ from tfwd.pretrained.flatten_order.image_layers import (
 )
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_with_last
+from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.normalizations import normalization, slopes
 from tfwd.pretrained.flatten_order.products import with_new_features
 from tfwd.pretrained.flatten_order.reshapes import reshaped

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfwd.pretrained.flatten_order.axes import Axis, dependent_axis
+from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
+from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, with_unknown_axes
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation, value_of_constant
 

@@ -9,12 +9,13 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.axes import Axis, MergedAxis
+from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, is_composite, unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, OrderRecorder
 from tfwd.pretrained.flatten_order.layer_rules import outputs_of_layer, outputs_of_unknown_layer
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
+from tfwd.pretrained.flatten_order.made_axes import MergedAxis
 from tfwd.pretrained.flatten_order.operation_rules import OperationCall, outputs_of_operation
 from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder
 from tfwd.pretrained.flatten_order.tensor_axes import (

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tfwd.pretrained.flatten_order.axes import Axis, Division, MergedAxis
+from tfwd.pretrained.flatten_order.axes import Axis, Division
 from tfwd.pretrained.flatten_order.layouts_in_torch import Arrangement, Layout, Place
+from tfwd.pretrained.flatten_order.made_axes import MergedAxis
 from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,

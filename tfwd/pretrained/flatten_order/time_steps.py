@@ -5,9 +5,10 @@ from __future__ import annotations
 import keras
 
 from tfwd.pretrained.flatten_order import layer_groups as groups
-from tfwd.pretrained.flatten_order.axes import Axis, MergedAxis
+from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place, orders_at_end
+from tfwd.pretrained.flatten_order.made_axes import MergedAxis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, made
 
 
