@@ -223,13 +223,21 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         return
     rates = [rate.detail.high for rate in evidence.of("learning rate")]
     gradients = evidence.of("weight gradient")
-    shown = f" The learning rate is {', '.join(f'{rate:.3g}' for rate in rates)}." if rates else ""
-    if gradients:
-        largest = max(gradients, key=lambda found: found.detail.summary.abs_max)
-        shown += (
-            f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of "
-            f"'{largest.frame.name}'."
+    if not gradients:
+        yield Cause(
+            "a gradient or an update out of range",
+            f"The new value of '{one.frame.name}' is not finite. Its gradient was not checked, "
+            "because train_step applies it in a branch (tf.cond) or in an inner tf.function.",
+            "tf.debugging.enable_check_numerics() names the operation (without jit_compile). If "
+            "train_step calls the model outside of the inner function, FiniteCheck checks the "
+            "layers too.",
         )
+        return
+    shown = f" The learning rate is {', '.join(f'{rate:.3g}' for rate in rates)}." if rates else ""
+    largest = max(gradients, key=lambda found: found.detail.summary.abs_max)
+    shown += (
+        f" The largest gradient is {largest.detail.summary.abs_max:.3g}, of '{largest.frame.name}'."
+    )
     constraint = _custom_constraint(evidence, one.frame.name)
     if constraint is not None:
         name = getattr(constraint, "__name__", type(constraint).__name__)

@@ -188,6 +188,31 @@ class ReplicaStep:
         self._tentative.decide(self._good)
         return None
 
+    def before_hidden_update(self, optimizer: Any, variables: list[Any]) -> None:
+        """Prepares an update in a branch or an inner function.
+
+        It is checked by the values that it assigns. Only the variables of optimizers that are
+        attributes of the model are known in each call of an inner function.
+        """
+        known = [
+            one
+            for each in _keras_training.optimizers(self._step.model)
+            for one in wrapped_optimizers.chain(each)
+        ]
+        if not any(one is optimizer for one in known):
+            raise ValueError(
+                f"FiniteCheck cannot undo updates of the optimizer '{optimizer.name}' in a branch "
+                "or an inner function, because it is no attribute of the model: assign it to an "
+                "attribute"
+            )
+        if any(map(_keras_training.scales_loss, wrapped_optimizers.chain(optimizer))):
+            raise ValueError(
+                f"FiniteCheck cannot check the loss scale of the optimizer '{optimizer.name}' in a "
+                "branch or an inner function: apply its gradients in train_step itself"
+            )
+        with tf.init_scope():
+            _keras_training.build_optimizer(optimizer, variables)
+
     def _keep_state(self, optimizer: Any, variables: list[Any]) -> None:
         """Builds an optimizer whose first step creates its state, and reads the state.
 
@@ -254,10 +279,11 @@ def update_if_good(
 ) -> None:
     """Calls `make`, which applies an update, unless the current thread's step is bad."""
     step = getattr(_here, "step", None)
-    # In a branch or an inner function, the update is checked by the values that it assigns.
     good = None
     if step is not None and step.watch.is_in_watched_graph():
         good = step.before_update(optimizer, grads, variables)
+    elif step is not None:
+        step.before_hidden_update(optimizer, variables)
 
     def made() -> tf.Tensor:
         make()

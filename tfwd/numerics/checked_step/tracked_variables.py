@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -27,13 +27,24 @@ def variables_in(*objects: Any) -> list[tf.Variable]:
     A variable of Keras 3 is not a `tf.Variable`, but contains a `tf.Variable`.
     """
     views = [tf.train.TrackableView(one).descendants() for one in objects]
+    # TensorFlow does not see the lists and dicts of Keras 3.
+    held = [part for one in objects for value in vars(one).values() for part in _inside(value)]
     found = [
         _keras.variables.tf_variable(part)
-        for view in views
+        for view in (*views, held)
         for part in view
         if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
     ]
     return list({id(variable): variable for variable in found}.values())
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yields the entries of lists and dicts, at any depth."""
+    if not isinstance(value, (list, tuple, dict)):
+        yield value
+        return
+    for entry in value.values() if isinstance(value, dict) else value:
+        yield from _inside(entry)
 
 
 def assign_all(pairs: Iterable[tuple[tf.Variable, Any]]) -> None:

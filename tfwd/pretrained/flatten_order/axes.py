@@ -176,7 +176,7 @@ class Division:
         name: str,
     ) -> None:
         self.parts, self.is_whole, self._name = tuple(parts), is_whole, name
-        self._places, self._order_of_places = tuple(places), layout
+        self._places, self.layout = tuple(places), layout
         # A later layer can make the order contradictory only if it was not.
         self._was_contradictory = layout.is_contradictory
 
@@ -186,7 +186,7 @@ class Division:
             return unknown
         if any(map(known.of, self.parts)):
             return UnknownFeatureOrder(f"its outputs become an image after '{self._name}'")
-        layout = self._order_of_places
+        layout = self.layout
         is_contradicted = layout.is_contradictory and not self._was_contradictory
         if self.is_whole or layout.is_restricted or is_contradicted:
             order = order_in(self.parts, self._places, layout)
@@ -198,7 +198,7 @@ class Division:
     def _is_at_end(self) -> bool:
         """Returns True if PyTorch has the parts behind all other axes, as after a `view`."""
         places = {place.find() for place in self._places}
-        possible = self._order_of_places.possible or ()
+        possible = self.layout.possible or ()
         ends = [set(each[1:][-len(places) :]) for each in possible]
         return bool(ends) and all(end == places for end in ends)
 

@@ -70,6 +70,10 @@ def _with_sizes(
         changed: Numbers before of further axes that have other entries.
     """
     shape = call.shapes[0]
+    if tensor.layout.possible is None:
+        tensor.layout.drop_default(
+            f"'{call.name}' acts along an axis that PyTorch may have elsewhere"
+        )
     others: dict[int, Axis | None] = {}
     for size, number in zip(shape, numbers, strict=True):
         if number is None:
@@ -94,10 +98,6 @@ def along_one_axis(call: OperationCall) -> Results:
     if tensor is None or axes is None:
         return None
     rank = len(tensor.axes)
-    if tensor.layout.possible is None:
-        tensor.layout.drop_default(
-            f"'{call.name}' acts along an axis that PyTorch may have elsewhere"
-        )
     return _with_sizes(call, tensor, range(rank), [axis % rank for axis in axes])
 
 

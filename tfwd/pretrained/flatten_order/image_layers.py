@@ -71,7 +71,11 @@ def resized_image(call: Call) -> list[TensorAxes]:
     """Returns the output of a pooling, padding, cropping or resizing layer."""
     layer, tensor, shape = call.layer, call.tensors[0], call.shapes[0]
     order = _image_order(layer, len(tensor.axes))
-    axes = [_resized(call, axis, size) for axis, size in zip(tensor.axes, shape, strict=True)]
+    channels = _channel_axis(layer, len(tensor.axes))
+    axes = [
+        axis if n in (0, channels) else _with_other_entries(call, axis, size)
+        for n, (axis, size) in enumerate(zip(tensor.axes, shape, strict=True))
+    ]
     needed, layout = _needed(tensor, order), tensor.layout
     reason = f"'{call.name}' is on axes that PyTorch's model may have elsewhere"
     is_made = layout.is_open and layout.possible is None
@@ -109,6 +113,13 @@ def _needed(tensor: TensorAxes, order: Sequence[int]) -> tuple[Place, ...]:
     """Returns the places of a tensor in an order of its axes."""
     found = (tensor.places[number] for number in order)
     return tuple(place for place in found if place is not None)
+
+
+def _with_other_entries(call: Call, axis: Axis | None, size: int | None) -> Axis | None:
+    """Returns an axis after a layer that combines its entries, also if its size stays."""
+    if size == 1 or axis is None:
+        return _resized(call, axis, size)
+    return dependent_axis(size, [axis], f"'{call.name}' changes flattened features")
 
 
 def _resized(call: Call, axis: Axis | None, size: int | None) -> Axis | None:

@@ -32,7 +32,7 @@ def image_operation(call: OperationCall) -> Results:
         if number == channels and is_convolution and "Depthwise" not in call.traced.kind:
             doubt = None if call.owners else f"'{call.name}' makes the channels in Keras's order"
             axes.append(None if size == 1 else Axis(size, doubt=doubt))
-        elif (1 if before is None else before.size) == size:
+        elif number in (0, channels) and (1 if before is None else before.size) == size:
             axes.append(before)
         else:
             axes.append(call.dependent(size, [before]))

@@ -231,6 +231,12 @@ class Layout:
             layout._is_contradictory, layout._reason = True, reason
             layout._is_sequence = is_sequence
 
+    def require(self, arrangement: Arrangement) -> None:
+        """Requires that later layers show one arrangement, if they show any."""
+        layout = self.find()
+        if layout._possible is None:
+            layout._only = arrangement
+
     def drop_default(self, reason: str) -> None:
         """Assumes no order any more. Layers may still show it."""
         layout = self.find()

@@ -113,6 +113,8 @@ def _need_second(call: Call, tensor: TensorAxes, numbers: Sequence[int]) -> None
     assert place is not None
     if possible is None:
         layout.drop_default(reason)
+        if number == len(tensor.axes) - 1:  # only a layer on images can show the order
+            layout.require((tensor.used[0], place, *tensor.used[1:-1]))
         return
     is_second = [each[1] is place.find() for each in possible]
     if not any(is_second):

@@ -380,6 +380,7 @@ def merged_axis(
     """
     found = [axis.find() for axis in axes]
     for owner in axes[0].owners:
-        if any([part.find() for part in each.parts] == found for each in owner.divisions):
+        same = (each for each in owner.divisions if each.layout.find() is layout.find())
+        if any([part.find() for part in each.parts] == found for each in same):
             return owner
     return MergedAxis(axes, places, layout, name, reason)
