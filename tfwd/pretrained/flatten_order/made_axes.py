@@ -103,6 +103,9 @@ class MergedAxis(MadeAxis):
         orders = list(map(known.of, self.sources))
         if any(orders):
             return _nested_order(self.sources, orders, self.places, self.layout, self._name)
+        is_shown = self.layout.arrangement(self.places) is not None
+        if is_shown and self.layout.are_neighbours(self.places):
+            return order_in(self.sources, self.places, self.layout)
         if self._has_parts_only() and not any(map(known.of, self._all_wholes())):
             return None
         if not self.layout.are_neighbours(self.places):

@@ -139,7 +139,8 @@ def _of_product(call: OperationCall, axes: Sequence[Axis | None]) -> TensorAxes:
     few = len([axis for axis in axes if axis is not None]) < 4
     text = f"'{call.name}' is a product of two tensors"
     order = None if few and len(axes) == len(image.axes) else [-1] * len(axes)
-    return like(image, axes, text, order=order)
+    is_image = any(t.layout.known is not None and not t.is_as_in_keras() for t in call.known)
+    return like(image, axes, text, order=order, is_contradictory=is_image)
 
 
 def _einsum_of_one(call: OperationCall, term: str, output: str) -> Results:
