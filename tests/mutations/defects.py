@@ -885,7 +885,7 @@ DEFECTS = [
     Defect(
         "parts of an image merge in the order of Keras",
         "tfwd/pretrained/flatten_order/made_axes.py",
-        "if self._has_parts_only() and not any(map(known.of, self._all_wholes())):",
+        "if are_two and not any(map(known.of, self._all_wholes())):",
         "if self._has_parts_only():",
         ("tests/pretrained/test_axes_through_models.py",),
     ),

@@ -299,6 +299,34 @@ def test_a_part_of_an_image_that_a_model_makes(name, is_first, tmp_path):
     np.testing.assert_allclose(model(rows), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_one_of_several_images_that_a_model_makes(tmp_path):
+    """Checks parts of the outputs of steps that become an image, one of which is convolved."""
+    made, weights = dense_layers(g=(16, 5), f=(4, 96))
+    depthwise = {"w.weight": RNG.normal(size=(8, 1, 1, 1))}
+    rows = RNG.normal(size=(2, 12, 5)).astype("float32")
+
+    def call(m, x):
+        first = tf.unstack(tf.reshape(m.g(x), (-1, 12, 2, 8)), axis=2)[0]
+        return m.f(m.flat(m.w(tf.reshape(first, (-1, 4, 3, 8)))))
+
+    layer = layers.DepthwiseConv2D(1, use_bias=False, name="w")
+    model = Model(call, w=layer, flat=layers.Flatten(), **made)
+    first = linear("g", rows, weights).reshape(2, 12, 2, 8)[:, :, 0]
+    scaled = first.swapaxes(1, 2) * depthwise["w.weight"][:, 0, 0]
+    check(model, linear("f", scaled.reshape(2, 96), weights), tmp_path, weights, depthwise, x=rows)
+
+
+def test_attention_on_an_image_beside_the_image_is_refused(tmp_path):
+    """PyTorch's model may add the image to the attention with the channels last or first."""
+    inputs = keras.Input((24, 3))
+    steps = layers.Conv1D(5, 1, name="c")(inputs)
+    both = layers.Add()([steps, layers.Attention()([steps, steps])])
+    model = keras.Model(inputs, head()(layers.Flatten()(both)))
+    weights = {**C, "c.weight": C["c.weight"][..., 0], "f.weight": RNG.normal(size=(4, 120))}
+    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
+        load(model, saved(tmp_path, weights), mapping={"c": "c", "f": "f"})
+
+
 # Functions that choose single features of a flattened image, or a part of them, and sum.
 CHOICES = {
     "one": lambda x: x[:, 5:6] * tf.ones_like(x),

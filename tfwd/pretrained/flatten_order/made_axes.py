@@ -106,7 +106,8 @@ class MergedAxis(MadeAxis):
         is_shown = self.layout.arrangement(self.places) is not None
         if is_shown and self.layout.are_neighbours(self.places):
             return order_in(self.sources, self.places, self.layout)
-        if self._has_parts_only() and not any(map(known.of, self._all_wholes())):
+        are_two = self._has_parts_only() and len(self._several()) < 3  # more may be an image
+        if are_two and not any(map(known.of, self._all_wholes())):
             return None
         if not self.layout.are_neighbours(self.places):
             is_known = self.layout.known is not None
