@@ -300,7 +300,7 @@ def test_a_part_of_an_image_that_a_model_makes(name, is_first, tmp_path):
 
 
 def test_one_of_several_images_that_a_model_makes(tmp_path):
-    """Checks parts of the outputs of steps that become an image, one of which is convolved."""
+    """Checks outputs of steps that are divided into two images. The model convolves one image."""
     made, weights = dense_layers(g=(16, 5), f=(4, 96))
     depthwise = {"w.weight": RNG.normal(size=(8, 1, 1, 1))}
     rows = RNG.normal(size=(2, 12, 5)).astype("float32")

@@ -9,6 +9,7 @@ operations of this call: which axes were divided, merged, joined or exchanged, a
 PyTorch's model may have them. A layer that PyTorch can only call with the channels first, or last,
 shows the order. If nothing proves the order of the features at a kernel, loading it is an error.
 
+- `joinable.py`: objects that may turn out to be the same one.
 - `axes.py`, `made_axes.py`: what the entries of an axis are, and their order in PyTorch.
 - `layouts_in_torch.py`: the orders in which PyTorch may have the axes of a tensor.
 - `tensor_axes.py`, `reshapes.py`, `merges.py`, `products.py`: the axes of a tensor, and what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tfwd.pretrained.flatten_order.joinable import Joinable
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
@@ -40,7 +41,7 @@ class Orders:
         return next((order for order in orders if isinstance(order, UnknownFeatureOrder)), None)
 
 
-class Axis:
+class Axis(Joinable):
     """An axis that a layer, or the model's input, has as one.
 
     Args:
@@ -60,6 +61,7 @@ class Axis:
         owner: Axis | None = None,
         doubt: str | None = None,
     ) -> None:
+        super().__init__()
         self.size = size
         self.is_input = is_input
         self.doubt = doubt
@@ -67,14 +69,6 @@ class Axis:
         self.divisions: list[Division] = []
         self.uses: list[Axis] = []  # axes that were made of this one
         self._owners = [] if owner is None else [owner]
-        self._same: Axis | None = None
-
-    def find(self) -> Axis:
-        """Returns the one axis that stands for all that have the same entries."""
-        axis = self
-        while axis._same is not None:
-            axis = axis._same
-        return axis
 
     @property
     def owners(self) -> list[Axis]:
@@ -119,9 +113,8 @@ class Axis:
     def join(self, other: Axis) -> None:
         """Makes two axes the same."""
         mine, others = self.find(), other.find()
-        if mine is others:
+        if not self.become_one_with(other):
             return
-        others._same = mine
         mine.divisions += others.divisions
         mine.uses += others.uses
         mine.is_repetition &= others.is_repetition

@@ -5,35 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
+from tfwd.pretrained.flatten_order.joinable import Joinable
 
-class Place:
+
+class Place(Joinable):
     """Place of an axis in one tensor, and in all tensors that have the same axes.
 
     Two axes of a tensor may be equal, for example the two axes of steps in a matrix of scores.
     Their places differ.
     """
 
-    def __init__(self) -> None:
-        self._same: Place | None = None
-
-    def find(self) -> Place:
-        """Returns the one place that stands for all that are the same."""
-        place = self
-        while place._same is not None:
-            place = place._same
-        return place
-
-    def join(self, other: Place) -> None:
-        """Makes two places the same."""
-        mine, others = self.find(), other.find()
-        if mine is not others:
-            others._same = mine
-
 
 Arrangement = tuple[Place, ...]  # places in PyTorch's order
 
 
-class Layout:
+class Layout(Joinable):
     """The orders of axes that PyTorch's model may have for a tensor.
 
     Layers that need a certain order restrict them. If two layers need different orders, PyTorch's
@@ -67,10 +53,10 @@ class Layout:
         is_contradictory: bool = False,
         is_sequence: bool = False,
     ) -> None:
+        super().__init__()
         self._possible = None if possible is None else set(possible)
         self._default, self._only = default, only
         self._is_open = is_open
-        self._same: Layout | None = None
         self._reason = reason
         self._natural = tuple(natural)
         self._is_contradictory = is_contradictory
@@ -78,13 +64,6 @@ class Layout:
         self._is_restricted = False
         # Layout of one time step, if the second axis is time and the layer before ran on steps.
         self.step: Layout | None = None
-
-    def find(self) -> Layout:
-        """Returns the one layout that stands for all that are the same."""
-        layout = self
-        while layout._same is not None:
-            layout = layout._same
-        return layout
 
     @property
     def reason(self) -> str:
@@ -270,7 +249,7 @@ class Layout:
                 return two
         one, two = (mine, others) if not mine._is_open else (others, mine)
         first, second = one.possible, two.possible
-        two._same = one
+        one.become_one_with(two)
         if first is None:
             one._possible = second
         elif second is not None:

@@ -76,7 +76,7 @@ def _with_common_layout(
     for other in whole[1:]:
         for mine, others in zip(base.places, other.places, strict=True):
             if mine is not None and others is not None:
-                mine.join(others)
+                mine.become_one_with(others)
         layout = layout.join(other.layout, reason)
     for other in tensors:
         same = [base.places[n] for n, place in enumerate(other.places) if place is not None]

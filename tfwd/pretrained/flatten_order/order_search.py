@@ -68,7 +68,7 @@ class _Search:
     def _record_unseen(
         self, model: Any, everything: list[Any], unseen: list[Any], is_shown: bool
     ) -> None:
-        """Records what is not known about layers that no traced call reaches."""
+        """Records unknown orders for layers that no traced call reaches."""
         if not any(_keras.layers.held_weights(layer) for layer in unseen):
             return
         for side, shape, reason in unseen_images(unseen, has_images=bool(self._image_layers)):

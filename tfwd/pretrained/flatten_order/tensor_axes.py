@@ -14,7 +14,7 @@ Sizes = tuple[int | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class TensorAxes:
-    """The axes of a tensor, the first of which is usually the batch.
+    """The axes of a tensor. The first axis is usually the batch.
 
     Attributes:
         axes: The axes in Keras's order. None for an axis of size 1.
@@ -113,7 +113,9 @@ def like(
     order: Sequence[int] | None = None,
     is_contradictory: bool = False,
 ) -> TensorAxes:
-    """Returns a tensor whose order is unknown, or contradictory if that of another tensor is.
+    """Returns a tensor with an unknown order of axes.
+
+    The order is contradictory if the order of another tensor is contradictory.
 
     Args:
         tensor: The other tensor.
