@@ -15,8 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfwd._keras_shared.checkpoint_tracking import track, untrack
+from tfwd._keras_shared.held_objects import held_by
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
-from tfwd._keras_shared.method_replacement import calls_of, computed_loss, patched
+from tfwd._keras_shared.method_replacement import Patch, calls_of, computed_loss, patched
 from tfwd._keras_shared.strategy_workers import (
     gather_bytes,
     has_workers,
@@ -81,6 +82,7 @@ __all__ = [
     "IS_KERAS_2",
     "VERSIONS",
     "Lockstep",
+    "Patch",
     "call_interception",
     "calls_of",
     "computed_loss",
@@ -88,6 +90,7 @@ __all__ = [
     "copies",
     "gather_bytes",
     "has_workers",
+    "held_by",
     "is_chief",
     "is_of_keras",
     "is_own_step",

@@ -92,3 +92,43 @@ def test_sparse_gradients_are_divided_too():
     gradients = [f for f in report.to_dict()["frames"] if f["kind"] == "weight gradient"]
     # Each of the 24 rows has 2 * 300 / 48 in each element, and all rows have the same id.
     assert [f["abs_max"] for f in gradients] == [pytest.approx(24 * 600 / 48)]
+
+
+class AppliedInside(keras.Model):
+    """A model whose training step applies scaled gradients in an inner function."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.update = tf.function(self._update)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def _update(self, *gradients):
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return tf.constant(0)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = 2.0**10 * tf.reduce_mean((self(data[0], training=True) - data[1]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if IS_KERAS_2:
+            gradients = self.optimizer.get_unscaled_gradients(gradients)
+        self.update(*gradients)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_scale_in_an_inner_function_is_refused(is_traced):
+    x, y = np.ones((16, 6), "float32"), np.ones((16, 1), "float32")
+    model = AppliedInside()
+    model(x)
+    model.compile(scaled(keras.optimizers.SGD(1e-4), "dynamic"), jit_compile=False)
+    if is_traced:
+        model.fit(x, y, verbose=0)
+    before = [np.array(value) for value in model.get_weights()]
+    with pytest.raises(ValueError, match="cannot check the loss scale"):
+        model.fit(x, y, verbose=0, callbacks=[FiniteCheck()])
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -191,6 +191,23 @@ def test_an_image_of_the_data_is_not_known(tmp_path):
     np.testing.assert_allclose(model(X), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("wrong", [(3, 4, 4), (12, 4), (48,)])
+def test_a_shape_that_the_model_contradicts(wrong, tmp_path):
+    model = sequential(keras.Input(X.shape[1:]), convolution(), layers.Flatten(), head())
+    saved(tmp_path, KERNEL, LINEAR)
+    text = r"the model shows that .* is not \(4, 4, 3\)"
+    with pytest.raises(PlanError, match=text):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=wrong)})
+    load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 4, 3))})
+    expected = linear(convolved(X).reshape(2, -1))
+    np.testing.assert_allclose(model(X), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_tensor_in_keras_order_is_not_reordered():
+    with pytest.raises(ValueError, match="transposed=False: a tensor in Keras's order"):
+        Key("f", transposed=False, flattened=(4, 4, 3))
+
+
 @needs_keras3("functions of keras.ops in a graph")
 def test_functions_that_flatten(tmp_path):
     inputs = keras.Input((5, 4, 3))

@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 from flattened_images import KERNEL, NORM, RNG, normalized, saved, sequential
+from stack_marks import needs_keras3
 
-from tfwd.pretrained import PlanError, load
+from tfwd.pretrained import Key, PlanError, load
 
 layers = keras.layers
 
@@ -119,3 +120,18 @@ def test_outputs_that_are_combined_with_a_flattened_image(name, tmp_path):
     saved(tmp_path, KERNEL, {"d.weight": RNG.normal(size=(48, 7)), "d.bias": np.ones(48)})
     with pytest.raises(PlanError, match="'d/kernel': 'r' combines the outputs with flattened feat"):
         load(model, tmp_path, mapping={"c": "c", "d": "d"})
+
+
+@needs_keras3("SpectralNormalization")
+def test_outputs_of_a_normalized_kernel(tmp_path):
+    inside = layers.SpectralNormalization(layers.Dense(72, use_bias=False), name="d")
+    point = layers.Conv2D(2, 1, use_bias=False, name="p")
+    model = sequential(keras.Input((7,)), inside, layers.Reshape((6, 4, 3)), point)
+    weight, rows = RNG.normal(size=(72, 7)), RNG.normal(size=(2, 7))
+    kernel = RNG.normal(size=(2, 3, 1, 1))
+    saved(tmp_path, {"d.weight": weight, "p.weight": kernel})
+    mapping = {"d/kernel": Key("d.weight", transposed=True), "p": "p"}
+    load(model, tmp_path, mapping=mapping, allow_missing="d/vector_u")
+    image = (rows @ weight.T).reshape(2, 3, 6, 4)
+    expected = np.einsum("nihw,oi->nhwo", image, kernel[:, :, 0, 0])
+    np.testing.assert_allclose(model(rows), expected, rtol=1e-4, atol=1e-4)

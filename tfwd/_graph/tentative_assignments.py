@@ -11,7 +11,9 @@ assignments before the decision, the earlier values are returned. The caller can
 again.
 
 TensorFlow has no public hook for this. So the methods of its variables are replaced while a step is
-traced or runs eagerly, for the threads that take part.
+traced or runs eagerly, for the threads that take part. Assignments in a `tf.function` that the step
+calls are made in any case, because the function may be used again. Their variables are read before
+the call.
 """
 
 from __future__ import annotations
@@ -23,14 +25,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from tfwd import _keras
+from tfwd._graph.function_calls import VariableResource, before_calls
 
 # Updates that change nothing, not even the sign of a zero.
 _NOTHING = {"scatter_add": -0.0, "scatter_sub": 0.0, "scatter_mul": 1.0, "scatter_div": 1.0}
 _assign = BaseResourceVariable.assign
 _SCATTERS = (*_NOTHING, "scatter_max", "scatter_min", "scatter_update")
+_BRANCHES_AND_LOOPS = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+)
 
 _steps: dict[int, list[Tentative]] = {}  # by thread id, outer steps first
 
@@ -54,9 +63,10 @@ class Tentative:
     def __init__(self, known: Iterable[tf.Variable] = ()):
         self._graph = _keras.present_graph()
         self._good: dict[int, tf.Tensor] = {}
-        self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+        # These two have the ids of handles as keys.
+        self._before: dict[int, tuple[tf.Variable | VariableResource, tf.Tensor]] = {}
+        self._assigned: set[int] = set()
         self._known = [part for variable in known for part in replica_parts(variable)]
-        self._assigned: dict[int, tf.Variable] = {}
         self._leaves_branches = False
 
     def __enter__(self) -> Tentative:
@@ -94,21 +104,20 @@ class Tentative:
         for part in replica_parts(variable):
             self._keep(part)
 
-    @property
-    def assigned(self) -> list[tf.Variable]:
-        """The variables that TensorFlow's methods have assigned to."""
-        return list(self._assigned.values())
+    def has_assigned(self, variable: tf.Variable) -> bool:
+        """Returns True if a method or a called function has assigned to a variable."""
+        return id(variable.handle) in self._assigned
 
-    def before(self, all_known: bool) -> list[tuple[tf.Variable, tf.Tensor]]:
+    def before(self, all_known: bool) -> list[tuple[tf.Variable | VariableResource, tf.Tensor]]:
         """Returns the variables that were assigned to before `decide`, with their earlier values.
 
         The caller assigns these values again if the step was not good. This method does not assign
         them, because XLA would then round some of the new values differently.
 
         Args:
-            all_known: bool. Also returns the known floating variables that no method has assigned
-                to, because operations may have assigned to them. Integer variables, such as states
-                of generators, are always returned.
+            all_known: bool. Also returns the known floating variables that no method and no called
+                function has assigned to, because operations may have assigned to them. Integer
+                variables, such as states of generators, are always returned.
         """
         return [
             (variable, value)
@@ -116,38 +125,56 @@ class Tentative:
             if all_known or key in self._assigned or not variable.dtype.is_floating
         ]
 
-    def _is_around(self) -> bool:
-        """Returns True if new operations are added to the step's graph or to a graph inside it."""
-        graph = _keras.present_graph()
+    def _graphs_inside(self) -> list[Any] | None:
+        """Returns the graphs from the current graph to the step's graph, which is not included.
+
+        Returns None if new operations are not added to the step. In an eager step, these are the
+        operations of functions that are traced. Their calls are operations of the step.
+        """
+        graph: Any = _keras.present_graph()
         if self._graph is None:
-            # A function is traced only once, and would always use the decision of this step.
-            return graph is None
+            return [] if graph is None else None
+        inside = []
         while graph is not None and graph is not self._graph:
+            inside.append(graph)
             graph = getattr(graph, "outer_graph", None)
-        return graph is self._graph
+        return None if graph is None else inside
 
     def _decision(self) -> tf.Tensor | None:
         """Returns the decision of this thread, or of any thread while replicas are updated."""
         good = self._good.get(threading.get_ident())
         return good if good is not None else next(iter(self._good.values()), None)
 
-    def _keep(self, variable: tf.Variable) -> None:
-        if id(variable) in self._before or variable.dtype in (tf.resource, tf.variant):
+    def _keep(self, variable: tf.Variable | VariableResource) -> None:
+        key = id(variable.handle)
+        if key in self._before or variable.dtype in (tf.resource, tf.variant):
             return
         # If this is a loop or a branch, the read is added before it, in the step's graph.
         place = contextlib.nullcontext() if self._graph is None else self._graph.as_default()
         with place, tf.device(None):
-            self._before[id(variable)] = variable, variable.read_value()
+            self._before[key] = variable, variable.read_value()
+
+    def _before_call(self, assigned: list[VariableResource]) -> None:
+        """Reads the variables that a function is about to assign to."""
+        if self._graphs_inside() is None:
+            return
+        for variable in assigned:
+            self._assigned.add(id(variable.handle))
+            self._keep(variable)
 
     def _note(self, variable: tf.Variable) -> tf.Tensor | None:
         """Records a coming assignment. Returns the decision, if it applies to the assignment."""
-        if not self._is_around():
+        inside = self._graphs_inside()
+        if inside is None:
             return None
-        self._assigned[id(variable)] = variable
+        self._assigned.add(id(variable.handle))
         good = self._decision()
-        if good is None:
+        # A function is traced only once, and would always use the decision of this step.
+        in_function = any(not isinstance(graph, _BRANCHES_AND_LOOPS) for graph in inside)
+        if good is None or in_function:
             self._keep(variable)
-        elif self._leaves_branches and _keras.present_graph() is not self._graph:
+            return None
+        if self._leaves_branches and inside:
             return None
         return good
 
@@ -178,9 +205,16 @@ def _replaced() -> contextlib.AbstractContextManager[None]:
     }
     # Both classes define methods with these names.
     owners = (BaseResourceVariable, ResourceVariable)
-    return _keras.patched(
-        [(cls, name, make) for cls in owners for name, make in makers.items() if name in vars(cls)]
-    )
+    methods = [
+        (cls, name, make) for cls in owners for name, make in makers.items() if name in vars(cls)
+    ]
+    return _keras.patched([*methods, before_calls(_announce)])
+
+
+def _announce(assigned: list[VariableResource]) -> None:
+    """Tells the current thread's steps what a function that is called will assign to."""
+    for step in _steps.get(threading.get_ident(), []):
+        step._before_call(assigned)
 
 
 def _asked(variable: Any) -> tf.Tensor | None:

@@ -22,6 +22,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, chain, leaves
+from tfwd._keras_shared.held_objects import held_by
 
 
 def steps_per_execution(model: keras.Model) -> int:
@@ -83,8 +84,12 @@ def forget_functions(model: Any) -> None:
 
 
 def optimizers(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that are attributes of a model, without optimizers inside them."""
-    return [value for value in vars(model).values() if isinstance(value, (New, Legacy))]
+    """Returns the optimizers that a model holds, also in lists and dicts.
+
+    Optimizers inside other optimizers are left out.
+    """
+    found = [x for x in held_by(model) if isinstance(x, (New, Legacy))]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
 def batch(data: Any) -> Any:

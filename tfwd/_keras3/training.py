@@ -19,6 +19,8 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from tfwd._keras_shared.held_objects import held_by
+
 
 def steps_per_execution(model: keras.Model) -> int:
     """Returns the number of batches per call of the training function. An epoch may end earlier."""
@@ -58,10 +60,12 @@ def forget_functions(model: keras.Model) -> None:
 
 
 def optimizers(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that are attributes of a model, without optimizers inside them."""
-    return [
-        value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)
-    ]
+    """Returns the optimizers that a model holds, also in lists and dicts.
+
+    Optimizers inside other optimizers are left out.
+    """
+    found = [x for x in held_by(model) if isinstance(x, keras.optimizers.Optimizer)]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
 def batch(data: Any) -> Any:

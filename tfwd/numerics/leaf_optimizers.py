@@ -14,6 +14,6 @@ SAFE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSpr
 
 
 def leaf_optimizers(model: keras.Model) -> list[Any]:
-    """Returns the innermost optimizers of all optimizers that are attributes of a model."""
+    """Returns the innermost optimizers of all optimizers that a model holds."""
     optimizers = _keras_training.optimizers(model)
     return [leaf for one in optimizers for leaf in wrapped_optimizers.leaves(one)]

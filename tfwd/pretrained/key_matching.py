@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import keras
 
 from tfwd.path_patterns import compiled, matches
+from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.flatten_order.orders import flattened_image
@@ -127,13 +128,14 @@ class KeyMatching:
             transposed = self._styles(target)[name]
         if transposed is None:
             transposed = self._source.transposed
-        orders = _orders_with_key(self._orders.get(id(target.owner)), key)
+        of_model = self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
+        orders = _orders_with_key(of_model, key)
         is_bias = len(target.shape) == 1 or target.name == "bias"
         depends = orders != LayerOrders() or isinstance(target.owner, keras.layers.GRUCell)
         if depends and is_bias and self._has_keras_kernel(target):
             transposed = False  # "bias" is a name in both libraries
         entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
-        if error := unknown_layout(target, key, transposed, orders):
+        if error := unknown_layout(target, key, transposed, orders, of_model):
             self.mistakes.append(error)
         elif entry.shape != layout.shape:
             self.mistakes.append(_wrong_shape(target, layout, name, entry))
@@ -227,13 +229,12 @@ def _first_inside(pattern: str, owners: Iterable[str]) -> str | None:
     return None
 
 
-def _orders_with_key(orders: LayerOrders | None, key: Key) -> LayerOrders:
+def _orders_with_key(orders: LayerOrders, key: Key) -> LayerOrders:
     """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
 
     An empty `flattened` also says that the outputs have PyTorch's order, if nothing was flattened
     before the layer.
     """
-    orders = orders or LayerOrders()
     if key.flattened is None:
         return orders
     if not key.flattened and orders.inputs is None:

@@ -44,7 +44,7 @@ class Key:
 
     Raises:
         TypeError: If `flattened` is not a sequence of whole numbers.
-        ValueError: If `flattened` has a size below 1.
+        ValueError: If `flattened` has a size below 1, or is given with `transposed=False`.
     """
 
     name: str
@@ -63,6 +63,11 @@ class Key:
             raise TypeError(f"{text}: give whole numbers, such as (64, 7, 7)") from None
         if any(size < 1 for size in sizes):
             raise ValueError(f"{text}: give sizes of at least 1")
+        if sizes and self.transposed is False:
+            raise ValueError(
+                f"{text} and transposed=False: a tensor in Keras's order of axes is not reordered. "
+                "Give only one of them"
+            )
         object.__setattr__(self, "flattened", sizes)
 
 

@@ -13,7 +13,7 @@ import math
 import keras
 
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
-from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS, unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
@@ -76,7 +76,7 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
 
 def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
     """Returns the orders of the features on a variable's first axis, and on its second axis."""
-    owner, name, rank = target.owner, target.name, len(target.shape)
+    owner, name, rank = unwrapped(target.owner), target.name, len(target.shape)
     if isinstance(owner, (keras.layers.Dense, *CELLS)):
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs

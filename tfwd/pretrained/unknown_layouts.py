@@ -7,9 +7,11 @@ import re
 
 import keras
 
+from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
     UnknownFeatureOrder,
@@ -19,18 +21,23 @@ from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import CELLS, MATRICES, feature_orders, is_known_layout
 
 
-def unknown_layout(target: Target, key: Key, transposed: bool, orders: LayerOrders) -> str | None:
+def unknown_layout(
+    target: Target, key: Key, transposed: bool, orders: LayerOrders, of_model: LayerOrders
+) -> str | None:
     """Returns the error for a variable whose layout is unknown; None if the layout is known.
 
     Args:
         target, transposed, orders: As in `layout_of`.
         key: Key of the variable, which may define `transposed` itself.
+        of_model: Orders that the model shows, without the key.
     """
     if error := _wrong_recurrent_bias(target, key, transposed):
         return error
     if not transposed:
         return None
-    if error := _unknown_order(target, key, orders):
+    if error := _unknown_order(target, key, orders) or _contradiction(
+        target, key, orders.inputs, of_model.inputs
+    ):
         return error
     owner, shape, is_given = target.owner, target.shape, key.transposed is not None
     start = f"'{target.path}' belongs to a {type(owner).__name__}"
@@ -123,6 +130,20 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
         f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
         "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"
     )
+
+
+def _contradiction(
+    target: Target, key: Key, given: FeatureOrder, of_model: FeatureOrder
+) -> str | None:
+    """Returns the error for a `flattened` that differs from the shape that the model shows."""
+    if not key.flattened or not isinstance(of_model, (FlattenedAxes, JoinedFeatures)):
+        return None
+    if same_order(given, of_model):
+        return None
+    start = f"'{target.path}': the model shows that Key({key.name!r}, flattened={key.flattened}) is"
+    if isinstance(of_model, JoinedFeatures):
+        return f"{start} wrong, because it joins several tensors before the layer: omit it"
+    return f"{start} not {of_model.torch_shape}: give this shape, or omit it"
 
 
 def _fits(inputs: FlattenedAxes, target: Target) -> bool:

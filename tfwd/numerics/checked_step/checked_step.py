@@ -149,14 +149,6 @@ class CheckedStep:
         careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
-        # Building the optimizer makes its variables known. With several optimizers, tfwd does not
-        # know which weights each of them updates. A model may be built before its layers are built.
-        is_built = all(layer.built for layer in _keras.layers.all_layers(self.model))
-        # Keras builds it in eager mode after the first forward pass, which may change weights.
-        is_early = not (self.model.run_eagerly and self.is_keras_own)
-        if past_methods and is_built and is_early and len(optimizers) == 1:
-            with tf.init_scope():
-                _keras_training.build_optimizer(optimizers[0], self.model.trainable_variables)
         known = tracked(self.model)
         if not careful:  # the optimizer's variables are assigned only after the decision
             updated = [

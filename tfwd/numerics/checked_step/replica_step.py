@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._graph import private_graph_apis
 from tfwd._graph.tensor_origins import TensorOrigins
-from tfwd._graph.tentative_assignments import Tentative, agreed
+from tfwd._graph.tentative_assignments import Tentative, agreed, replica_parts
 from tfwd._keras import training as _keras_training
 from tfwd._keras import wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
@@ -61,6 +61,7 @@ class ReplicaStep:
         self._rates: list[tf.Tensor] = []
         self._scale: tf.Tensor | None = None
         self._scaled_down = tf.constant(False)
+        self._has_update = False
         self._good: tf.Tensor | None = None
         self._origins = TensorOrigins()
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
@@ -142,6 +143,7 @@ class ReplicaStep:
         Returns:
             The decision, if the caller must branch on it; otherwise None.
         """
+        self._has_update = True
         if self._past_methods:
             self._keep_state(optimizer, variables)
         scaling = [x for x in wrapped_optimizers.chain(optimizer) if _keras_training.scales_loss(x)]
@@ -191,25 +193,9 @@ class ReplicaStep:
     def before_hidden_update(self, optimizer: Any, variables: list[Any]) -> None:
         """Prepares an update in a branch or an inner function.
 
-        It is checked by the values that it assigns. Only the variables of optimizers that are
-        attributes of the model are known in each call of an inner function.
+        It is checked by the values that it assigns.
         """
-        known = [
-            one
-            for each in _keras_training.optimizers(self._step.model)
-            for one in wrapped_optimizers.chain(each)
-        ]
-        if not any(one is optimizer for one in known):
-            raise ValueError(
-                f"FiniteCheck cannot undo updates of the optimizer '{optimizer.name}' in a branch "
-                "or an inner function, because it is no attribute of the model: assign it to an "
-                "attribute"
-            )
-        if any(map(_keras_training.scales_loss, wrapped_optimizers.chain(optimizer))):
-            raise ValueError(
-                f"FiniteCheck cannot check the loss scale of the optimizer '{optimizer.name}' in a "
-                "branch or an inner function: apply its gradients in train_step itself"
-            )
+        self._refuse_hidden_scale()
         with tf.init_scope():
             _keras_training.build_optimizer(optimizer, variables)
 
@@ -223,8 +209,19 @@ class ReplicaStep:
         for variable in _keras_training.optimizer_state(optimizer):
             self._tentative.keep(_keras.variables.tf_variable(variable))
 
+    def _refuse_hidden_scale(self) -> None:
+        """Raises an error if an update that is not seen in this graph may lower a loss scale."""
+        for optimizer in _keras_training.optimizers(self._step.model):
+            if any(map(_keras_training.scales_loss, wrapped_optimizers.chain(optimizer))):
+                raise ValueError(
+                    f"FiniteCheck cannot check the loss scale of a {type(optimizer).__name__} in a "
+                    "branch or an inner function: apply its gradients in train_step itself"
+                )
+
     def _decide_at_end(self, logs: Any) -> tf.Tensor:
         """Returns whether the step is good. The step must have ended."""
+        if not self._has_update and _keras.present_graph() is not None:
+            self._refuse_hidden_scale()
         has_loss = any(frame.kind == "loss" for frame in self.frames)
         if self._good is None and not has_loss and isinstance(logs, dict):
             for name, value in logs.items():
@@ -241,11 +238,8 @@ class ReplicaStep:
                 tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated_variables
             ]
         else:
-            updated = {
-                id(v) for one in self._updated_variables for v in _keras.variables.tf_variables(one)
-            }
-            assigned = [v for v in self._tentative.assigned if id(v) in updated]
-            values = [v.read_value() for v in assigned]
+            updated = [v for one in self._updated_variables for v in replica_parts(one)]
+            values = [v.read_value() for v in updated if self._tentative.has_assigned(v)]
         values = [value for value in values if value.dtype.is_floating]
         return agreed(self._is_good() & all_finite(values))
 

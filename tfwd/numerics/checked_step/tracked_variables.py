@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.trackable.base import Trackable
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
@@ -26,25 +27,23 @@ def variables_in(*objects: Any) -> list[tf.Variable]:
 
     A variable of Keras 3 is not a `tf.Variable`, but contains a `tf.Variable`.
     """
-    views = [tf.train.TrackableView(one).descendants() for one in objects]
-    # TensorFlow does not see the lists and dicts of Keras 3.
-    held = [part for one in objects for value in vars(one).values() for part in _inside(value)]
+    seen: dict[int, Any] = {}
+    queue = list(objects)
+    while queue:
+        one = queue.pop(0)
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, Trackable) and not isinstance(one, tf.Variable):
+            queue += tf.train.TrackableView.children(one).values()
+            if hasattr(one, "__dict__"):  # TensorFlow does not see the lists and dicts of Keras 3
+                queue += _keras.held_by(one)
     found = [
-        _keras.variables.tf_variable(part)
-        for view in (*views, held)
-        for part in view
-        if isinstance(part, tf.Variable) or _keras.variables.is_variable(part)
+        _keras.variables.tf_variable(one)
+        for one in seen.values()
+        if isinstance(one, tf.Variable) or _keras.variables.is_variable(one)
     ]
     return list({id(variable): variable for variable in found}.values())
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    """Yields the entries of lists and dicts, at any depth."""
-    if not isinstance(value, (list, tuple, dict)):
-        yield value
-        return
-    for entry in value.values() if isinstance(value, dict) else value:
-        yield from _inside(entry)
 
 
 def assign_all(pairs: Iterable[tuple[tf.Variable, Any]]) -> None:

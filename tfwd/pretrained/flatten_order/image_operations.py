@@ -17,6 +17,11 @@ def image_operation(call: OperationCall) -> Results:
     order = [0, channels, *(n for n in range(1, rank) if n != channels)]
     reason = f"'{call.name}' is on axes that PyTorch's model may have elsewhere"
     is_convolution = "Conv" in call.traced.kind
+    for kernel in call.known[1:]:  # PyTorch has the axes of a kernel in another order
+        text_of_kernel = f"'{call.name}' is a convolution with it"
+        kernel.layout.contradict(text_of_kernel)
+        for axis in kernel.entries:
+            axis.find().doubts(text_of_kernel, of_sources=True)
     positions = [n for n in range(1, rank) if n != channels]
     needed = tuple(p for n in order if (p := tensor.places[n]) is not None)
     layout = tensor.layout

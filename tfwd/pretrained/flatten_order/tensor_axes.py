@@ -271,6 +271,8 @@ def opened(
     places = tuple(None if axis is None else Place() for axis in axes)
     used = tuple(place for place in places if place is not None)
     shape = tuple(1 if axis is None else axis.size for axis in axes)
+    if axes[0] is None and len(used) > 2:  # without a batch, an image has one axis less
+        return made(axes, f"'{name}' makes an image of {example_of(shape)}", is_contradictory=True)
     default = used if has_natural_order(axes) else None
     only = None  # an image, which PyTorch's model makes with the channels first
     if default is None and not is_sequence_of_parts and places[-1] is not None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd import _keras
+
 # These operations depend on the shape of their inputs, but not on the entries.
 _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 
@@ -104,7 +106,8 @@ class OperationRecorder:
         self.on_constants: list[Any] = []
         self._known: dict[str, tf.Tensor] = {}
         self._visited: set[str] = set()
-        self._of_constants: set[str] = set()  # results of layers on constants
+        # For the results of layers on constants: the ids of the handles of the layer's variables.
+        self._of_constants: dict[str, list[int]] = {}
         self._handles = {inner.name: id(handle) for handle, inner in captures}
         self._add_results(known)
 
@@ -117,7 +120,9 @@ class OperationRecorder:
         given = self.tensors(arguments)
         if not any(_name(tensor) in self._known for tensor in given):
             self.on_constants.append(layer)
-            self._of_constants |= {_name(tensor) for tensor in results}
+            variables = [v for w in layer.weights for v in _keras.variables.tf_variables(w)]
+            handles = [id(variable.handle) for variable in variables]
+            self._of_constants |= {_name(tensor): handles for tensor in results}
             return
         self.nodes.append(Node(layer, given, list(results)))
         self._add_results(results)
@@ -169,20 +174,23 @@ class OperationRecorder:
 
     def _variables(self, tensor: tf.Tensor) -> list[int]:
         """Returns the ids of the handles of the variables from which a tensor is computed."""
-        found, seen = [], set[tuple[str, bool]]()
-        waiting = [(tensor, False)]
+        found, seen = [], set[tuple[str, bool, bool]]()
+        waiting = [(tensor, False, False)]
         while waiting:
-            entry, is_reshaped = waiting.pop()
-            if (entry.name, is_reshaped) in seen:
+            key = entry, is_reshaped, is_divided = waiting.pop()
+            if (entry.name, *key[1:]) in seen:
                 continue
-            seen.add((entry.name, is_reshaped))
+            seen.add((entry.name, *key[1:]))
             if entry.name in self._of_constants:
-                continue  # the layer's weights are not reshaped, but its outputs
+                # Not the layer's weights are reshaped, but its outputs.
+                self.reshaped.update(self._of_constants[entry.name] if is_divided else ())
+                continue
             if entry.name in self._handles:
                 found.append(self._handles[entry.name])
                 self.reshaped.update(found[-1:] if is_reshaped else ())
+            is_divided = is_divided or _changes_last_axis(entry.op)
             is_reshaped = is_reshaped or _changes_axes(entry.op)
-            waiting += [(each, is_reshaped) for each in entry.op.inputs]
+            waiting += [(each, is_reshaped, is_divided) for each in entry.op.inputs]
         return found
 
     def _add_results(self, results: Iterable[Any]) -> None:
@@ -194,11 +202,23 @@ class OperationRecorder:
 
 def _changes_axes(operation: tf.Operation) -> bool:
     """Returns True for a reshape that changes more than axes of size 1."""
+    before, after = _sizes(operation)
+    return before != after
+
+
+def _changes_last_axis(operation: tf.Operation) -> bool:
+    """Returns True for a reshape that divides the last axis, or merges it with others."""
+    before, after = _sizes(operation)
+    return before[-1:] != after[-1:]
+
+
+def _sizes(operation: tf.Operation) -> tuple[list[Any], list[Any]]:
+    """Returns the sizes of the axes before and after a reshape, without axes of size 1."""
     if operation.type != "Reshape":
-        return False
+        return [], []
     shapes = operation.inputs[0].shape, operation.outputs[0].shape
     before, after = ([size for size in shape if size != 1] for shape in shapes)
-    return before != after
+    return before, after
 
 
 def _name(tensor: Any) -> str:
