@@ -174,3 +174,38 @@ def test_a_large_input_that_the_layer_does_not_read():
     report = report_in("graph", after_layers, batch(5e3))
     assert names(report) == ["a function outside its domain"]
     assert "5e+03" not in report.causes[0].evidence
+
+
+def two_inputs(function, name="computed"):
+    given = {letter: keras.Input((6,), name=letter) for letter in "ab"}
+    computed = Elementwise(lambda pair: function(*pair), name=name)([given["a"], given["b"]])
+    return keras.Model(given, layers.Dense(1)(computed))
+
+
+def rows(value=1.5):
+    return np.random.default_rng(1).uniform(value, value + 1, (8, 6)).astype("float32")
+
+
+LABELS = np.ones((8, 1), "float32")
+
+
+def test_one_element_is_no_division_of_a_row_by_its_sum():
+    """If a row were divided by its sum of 0, all its elements would be NaN."""
+    a, b = rows(), rows()
+    a[3, 2], b[3] = -1, 0
+    model = two_inputs(lambda a, b: tf.math.log(a) + b)
+    assert names(report_of(model, {"a": a, "b": b}, LABELS)) == ["a function outside its domain"]
+
+
+def test_a_mask_beside_rows_that_are_not_masked():
+    a, mask = rows(), np.ones((8, 6), "float32")
+    mask[3], mask[6, 2:] = 0, 0
+    model = two_inputs(lambda a, b: tf.nn.softmax(tf.where(b > 0, a, -np.inf)), "attend")
+    (cause,) = report_of(model, {"a": a, "b": mask}, LABELS).causes
+    assert cause.name == "a softmax whose inputs are all -infinity"
+    assert "row 3 of the batch, and only there all elements of 'x['b']' are 0" in cause.evidence
+
+
+def test_zeros_that_are_no_mask():
+    report = report_of(two_inputs(lambda a, b: a / a + b), {"a": 0 * rows(), "b": rows()}, LABELS)
+    assert names(report) == ["a division of 0 by 0"]

@@ -214,3 +214,20 @@ def test_zeros_of_a_parallel_layer():
     report = report_of(keras.Model(inputs, outputs), x, y)
     assert report.first.frame.name == "log"
     assert "a division of 0 by 0" not in names(report)
+
+
+def test_a_mean_over_no_labels():
+    """Nothing is said of labels that are no classes, or of signs that all rows have."""
+    x = np.ones((8, 6), "float32")
+    y = -np.random.default_rng(0).uniform(1, 2, (8, 3)).astype("float32")
+
+    def loss(y, p):
+        chosen = tf.cast(y > 0, tf.float32)
+        mean = tf.reduce_sum((y - p) ** 2 * chosen) / tf.reduce_sum(chosen)
+        return mean + tf.zeros(tf.shape(y)[0])
+
+    (cause,) = report_of(dense(units=3), x, y, loss).causes
+    assert cause.name == "the loss function"
+    assert "distribution" not in cause.evidence
+    assert "only there" not in cause.evidence
+    assert "a mean over no elements" in cause.advice

@@ -80,10 +80,23 @@ def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
     rows = first.detail.rows
     if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
         return
+    if not _has_whole_vectors(first):
+        return
     if _only_in(before.detail.zero, rows):
         yield f"all elements of '{before.frame.label}' are 0, so its norm and its sum are 0"
     elif _only_in(before.detail.same, rows) and before.detail.width > 1:
         yield f"'{before.frame.label}' is constant, so its deviation is 0"
+
+
+def _has_whole_vectors(first: Measurement) -> bool:
+    """Returns True if some vector is all NaN in each example with NaN.
+
+    If an example is divided by its own sum, norm or deviation of 0, whole vectors are NaN.
+    """
+    vectors, rows = first.detail.vectors, first.detail.rows
+    if not vectors.size or vectors.shape[:1] != rows.shape:
+        return True  # it is not known
+    return bool(vectors.reshape(len(rows), -1).any(1)[rows].all())
 
 
 def _only_in(holds: np.ndarray, bad: np.ndarray) -> bool:
@@ -94,7 +107,7 @@ def _only_in(holds: np.ndarray, bad: np.ndarray) -> bool:
 def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
     """Yields the tensor's inputs that are constant in each row where the tensor is not finite."""
     rows = first.detail.rows
-    for name, values in evidence.data.items():
+    for name, values in evidence.data.items() if _has_whole_vectors(first) else ():
         if not name.startswith("x") or not evidence.reaches(name):
             continue
         if not np.issubdtype(values.dtype, np.number):

@@ -78,7 +78,10 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
         rows = values.reshape(len(bad), -1)
         if rows.shape[1] > 64 or not np.issubdtype(rows.dtype, np.number):
             continue
-        for what, holds in (("is 0", rows == 0), ("is negative", rows < 0)):
+        properties = [("is 0", rows == 0)]
+        if not bad.all():  # otherwise all numbers of a column may be negative by chance
+            properties.append(("is negative", rows < 0))
+        for what, holds in properties:
             for column in np.flatnonzero(holds[bad].all(0) & ~holds[~bad].any(0)):
                 single = name == "label" and rows.shape[1] == 1
                 where = "the label" if single else f"column {column} of the {name}s"

@@ -121,8 +121,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             largest = np.abs(in_bad_rows).max()
             signs.append(f"'{name}' reaches {largest:.3g}, whose square is infinite")
             advice.append("scale the labels")
-        elif not squares and values.ndim == 2 and values.shape[1] > 1:
-            signs += _class_signs(name, values, bad)
+        elif not squares and _has_columns(values):
+            if entropy or _may_be_classes(values, bad) or any(map(_has_distributions, given)):
+                signs += _class_signs(name, values, bad)
         elif values.size and not values.any() and _may_be_any_row(bad):
             signs.append(f"all elements of '{name}' are 0")
     if not is_nan and not signs:
@@ -169,6 +170,24 @@ def _range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
         return found.detail.low, found.detail.high
     values = np.asarray(found.detail.values)[bad]
     return float(values.min()), float(values.max())
+
+
+def _has_columns(values: np.ndarray) -> bool:
+    return values.ndim == 2 and values.shape[1] > 1
+
+
+def _may_be_classes(values: np.ndarray, bad: np.ndarray) -> bool:
+    """Returns True if labels are from 0 to 1, without those in known bad rows."""
+    rest = values[~bad] if bad.any() and not bad.all() else values
+    return bool(rest.size and rest.min() >= 0 and rest.max() <= 1)
+
+
+def _has_distributions(predicted: Measurement) -> bool:
+    """Returns True if the rows of a loss's input are probabilities, as a softmax makes them."""
+    values = np.asarray(predicted.detail.values, float)
+    if not _has_columns(values):
+        return False
+    return bool((values >= 0).all() and (np.abs(values.sum(1) - 1) < 1e-2).all())
 
 
 def _class_signs(name: str, values: np.ndarray, bad: np.ndarray) -> Iterator[str]:

@@ -156,9 +156,10 @@ def _masked_rows(evidence: Evidence, first: Measurement) -> Iterator[str]:
         flat = values.reshape(len(values), -1)
         if flat.shape[1] < 2 or not rows.any() or not (counted or np.isin(flat, (0, 1)).all()):
             continue
-        same = (flat == flat[:, :1]).all(1)
         value = flat[rows][0, 0]
-        if rows.all() and value:  # nothing to compare with
+        same = (flat == value).all(1)
+        is_mask = counted or _is(first, MASKS) or "mask" in name.lower()
+        if rows.all() and (value or not is_mask):  # nothing to compare with
             continue
         if same[rows].all() and not same[~rows].any():
             yield f"all elements of '{name}' are {value.item()}"
