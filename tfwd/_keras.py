@@ -18,6 +18,7 @@ from tfwd._keras_shared.checkpoint_tracking import track, untrack
 from tfwd._keras_shared.held_objects import held_by
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
 from tfwd._keras_shared.method_replacement import Patch, calls_of, computed_loss, patched
+from tfwd._keras_shared.names_in_code import names_in_code
 from tfwd._keras_shared.strategy_workers import (
     gather_bytes,
     has_workers,
@@ -100,6 +101,7 @@ __all__ = [
     "layers",
     "losses",
     "multi_worker_fit",
+    "names_in_code",
     "ops",
     "own_path",
     "patched",

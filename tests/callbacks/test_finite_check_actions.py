@@ -410,3 +410,21 @@ def test_an_update_in_a_branch_of_the_graph(is_bad):
     for ours, theirs in zip(models[0].get_weights(), models[1].get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert models[0].steps == models[1].steps
+
+
+@pytest.mark.filterwarnings("ignore:FiniteCheck")
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_sequential_without_inputs(number, mode):
+    """Checks a model that has no weights before its first step, which may be bad."""
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
+    bad = np.arange(40) // 8 == number
+    results = []
+    for given, callbacks in ((x[~bad], []), (np.where(bad[:, None], np.nan, x), ["skip"])):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("adam", "mse", **MODES[mode])
+        labels = np.ones((len(given), 1), "float32")
+        fit(model, given.astype("float32"), labels, *map(FiniteCheck, callbacks))
+        results.append(model.get_weights())
+    same(*results)

@@ -248,6 +248,40 @@ def test_a_skipped_step_changes_no_variable(number, kind, mode):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+class Lazy(layers.Layer):
+    """A layer whose call is a `tf.function` that creates its variables in the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel_of_call = None
+
+    @tf.function
+    def call(self, x):
+        if self.kernel_of_call is None:
+            self.kernel_of_call = tf.Variable(tf.ones(x.shape[-1:]), name="gain")
+        return x * self.kernel_of_call
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@everywhere
+@pytest.mark.parametrize("kind", [Normalized, Lazy])
+def test_a_function_of_a_class_keeps_its_traces(kind, mode):
+    """A `tf.function` in a class has its own traces for each layer, also those before `fit`."""
+    histories = []
+    for callbacks in ([], [FiniteCheck()]):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((6,)), kind(), layers.Dense(6), kind()])
+        model.compile(keras.optimizers.SGD(0.05), "mse", **MODES[mode])
+        fitted = model.fit(
+            X, Y[:, : 4 if kind is Normalized else 6], SIZE, 2, verbose=0, shuffle=False,
+            callbacks=callbacks,
+        )  # fmt: skip
+        histories.append(fitted.history["loss"])
+    np.testing.assert_allclose(histories[0], histories[1], rtol=1e-5)
+
+
 def test_restore_includes_variables_in_a_list():
     """Checks that the sums of an epoch that ends badly are those of the epoch before."""
 

@@ -206,6 +206,24 @@ def test_a_mask_beside_rows_that_are_not_masked():
     assert "row 3 of the batch, and only there all elements of 'x['b']' are 0" in cause.evidence
 
 
+def test_a_masked_mean_of_padding():
+    """A user's layer whose code names no softmax has no softmax."""
+
+    class MaskedMean(layers.Layer):
+        def call(self, pair):
+            features, ids = pair
+            mask = tf.cast(tf.not_equal(ids, 0), tf.float32)[..., None]
+            return tf.reduce_sum(features * mask, 1) / tf.reduce_sum(mask, 1)
+
+    ids = keras.Input((5,), dtype="int32")
+    mean = MaskedMean(name="mask_mean")([layers.Embedding(9, 4)(ids), ids])
+    words = np.arange(40).reshape(8, 5) % 8 + 1
+    words[4], words[2, 3:] = 0, 0
+    (cause,) = report_of(keras.Model(ids, layers.Dense(1)(mean)), words, LABELS).causes
+    assert cause.name == "a division of 0 by 0"
+    assert "in row 4 of the batch" in cause.evidence
+
+
 def test_zeros_that_are_no_mask():
     report = report_of(two_inputs(lambda a, b: a / a + b), {"a": 0 * rows(), "b": rows()}, LABELS)
     assert names(report) == ["a division of 0 by 0"]

@@ -153,7 +153,7 @@ def _with_handler(cls: type, original: Callable[..., Any]) -> Callable[..., Any]
     @autograph.autograph_artifact  # AutoGraph converts the original call, but not this function
     @functools.wraps(original)
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
-        own = functools.partial(original, self)
+        own = method_replacement.bound(original, self)
         if not tf.executing_eagerly() and not isinstance(self, NoAutographLayer):
             own = autograph.tf_convert(own, ag_ctx.control_status_ctx())
         return method_replacement.ask(cls, self, own, args, kwargs)

@@ -40,7 +40,8 @@ def intercepted(
 def _with_handler(cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
-        return method_replacement.ask(cls, self, functools.partial(original, self), args, kwargs)
+        own = method_replacement.bound(original, self)
+        return method_replacement.ask(cls, self, own, args, kwargs)
 
     return call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -97,6 +98,16 @@ _here = threading.local()
 def calls_of(cls: type) -> type:
     """Returns the class that defines the `call` of a class."""
     return defining_class(cls, "call")
+
+
+def bound(original: Callable[..., Any], layer: Any) -> Callable[..., Any]:
+    """Returns a class's `call`, bound to a layer.
+
+    A `tf.function` in a class has its own traces for each object that it is bound to.
+    """
+    if hasattr(original, "__get__"):
+        return original.__get__(layer, type(layer))
+    return functools.partial(original, layer)
 
 
 def present_handler() -> Handler | None:

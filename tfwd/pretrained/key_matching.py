@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import keras
 
+from tfwd import _keras
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
@@ -24,9 +25,12 @@ from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import layout_of
+from tfwd.pretrained.torch_layouts import feature_orders, layout_of
 from tfwd.pretrained.unknown_layouts import unknown_layout
 
+# Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
+_KERAS_ENDINGS = (".kernel", ".moving_mean", ".moving_variance", ".embeddings")
+_TORCH_ENDINGS = (".weight", ".running_mean", ".running_var", ".num_batches_tracked")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -135,7 +139,9 @@ class KeyMatching:
         if depends and is_bias and self._has_keras_kernel(target):
             transposed = False  # "bias" is a name in both libraries
         entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
-        if error := unknown_layout(target, key, transposed, orders, of_model):
+        error = unknown_layout(target, key, transposed, orders, of_model)
+        error = error or self._mixed_names(target, key, name, of_model)
+        if error:
             self.mistakes.append(error)
         elif entry.shape != layout.shape:
             self.mistakes.append(_wrong_shape(target, layout, name, entry))
@@ -151,6 +157,27 @@ class KeyMatching:
         key, names = self._choices[target.path]
         copies = {copy: style_of_copy(target, copy, names) for copy in key.copies}
         return {self.prefix + name: is_torch for name, is_torch in {**copies, **names}.items()}
+
+    def _mixed_names(self, target: Target, key: Key, name: str, orders: LayerOrders) -> str | None:
+        """Returns the error for a key with a name of Keras in a file with names of PyTorch.
+
+        It may be a parameter of PyTorch that is called "scale" or "gamma", so PyTorch's order of a
+        flattened image is possible.
+        """
+        if key.transposed is not None or self._styles(target)[name] is not False:
+            return None
+        is_clear = any(other.endswith(_KERAS_ENDINGS) for other in self._source.entries)
+        if is_clear and _keras.is_of_keras(type(target.owner)):
+            return None
+        other = next((k for k in self._source.entries if k.endswith(_TORCH_ENDINGS)), None)
+        if other is None or not any(feature_orders(target, orders)):
+            return None
+        return (
+            f"'{target.path}': the model flattens an image for this weight. The key '{name}' ends "
+            f"as in Keras, but '{other}' in the same file ends as in PyTorch: map to "
+            f"Key({key.name!r}, transposed=True) if the file has PyTorch's order of axes; "
+            "otherwise map to Key(..., transposed=False)"
+        )
 
     def _has_keras_kernel(self, target: Target) -> bool:
         """Returns True if the file has another weight of the same layer in Keras's style."""

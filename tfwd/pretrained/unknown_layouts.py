@@ -103,6 +103,10 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             "transposed=False)"
         )
     rank, is_einsum = len(target.shape), isinstance(target.owner, keras.layers.EinsumDense)
+    if isinstance(inputs, JoinedFeatures) and is_einsum:
+        terms = einsum_terms(target.owner)
+        if terms.summed != [terms.kernel[0]]:
+            inputs = UnknownFeatureOrder("several tensors are joined before an einsum")
     if isinstance(orders.inputs, FlattenedAxes) and rank > 2 and not is_einsum:
         return (
             f"'{target.path}' is {target.shape}, and flattened= reorders only matrices and "

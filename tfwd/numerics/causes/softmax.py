@@ -53,7 +53,8 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         return
     vectors = first.detail.vectors
     are_whole = not vectors.size or vectors.any()  # a softmax makes all its results NaN
-    masked = [*_masked_rows(evidence, first)] if are_whole else []
+    may_be = are_whole and _may_have_softmax(evidence, first)
+    masked = [*_masked_rows(evidence, first)] if may_be else []
     queries = "" if masked else single_queries(evidence, first)
     if not masked and not queries and not _may_be_softmax(evidence, first):
         return
@@ -87,6 +88,20 @@ def _may_be_softmax(evidence: Evidence, first: Measurement) -> bool:
     at = evidence.found.index(first)
     large = any(one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.found[:at])
     return first.frame.kind != "input" and is_known and not large and _is(first, NAMES)
+
+
+def _may_have_softmax(evidence: Evidence, found: Measurement) -> bool:
+    """Returns False for the output of a user's layer whose code names no softmax and no layer."""
+    layer = evidence.layer(found.frame.name)
+    if layer is None or _keras.is_of_keras(type(layer)) or _is(found, NAMES):
+        return True
+    inside = _keras.layers.all_layers(layer)
+    if any(
+        _keras.is_of_keras(type(each)) and "Dense" not in type(each).__name__ for each in inside
+    ):
+        return True
+    names = set[str]().union(*map(_keras.names_in_code, inside))
+    return any(word in name for name in names for word in ("softmax", "exp", "attention"))
 
 
 def _has_no_softmax(evidence: Evidence, found: Measurement) -> bool:

@@ -145,8 +145,9 @@ class CheckedStep:
         optimizers = _keras_training.optimizers(self.model)
         leaves = leaf_optimizers(self.model)
         by_methods = all(map(update_interception.assigns_by_methods, leaves))
-        safe = self.is_keras_own and all(map(_is_safe, leaves)) and not _has_half(self.model)
-        careful = self._exact or not safe or _has_own_constraint(self.model)
+        is_known = self.is_keras_own and self.model.built
+        safe = is_known and all(map(_is_safe, leaves)) and not _has_half(self.model)
+        careful = not safe or self._exact or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
         known = tracked(self.model)
@@ -163,6 +164,7 @@ class CheckedStep:
             known = [variable for variable in known if id(variable) not in ids]
         steps: list[ReplicaStep] = []
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_keras_training.unbuilt_has_no_weights(self.model))
             tentative = stack.enter_context(Tentative(known))
             stack.enter_context(update_interception.entered(optimizers, update_if_good))
             stack.enter_context(update_interception.inlined(leaves))

@@ -16,7 +16,9 @@ from tfwd._keras import training as _keras_training
 def tracked(model: keras.Model) -> list[tf.Variable]:
     """Returns all variables of a model, its metrics, its optimizers, and other objects it holds."""
     optimizers = _keras_training.optimizers(model)
-    found = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
+    with _keras_training.unbuilt_has_no_weights(model):
+        variables = model.variables
+    found = [*variables, *(v for metric in model.metrics for v in metric.variables)]
     found += [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
     plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
     return list({id(variable): variable for variable in plain}.values())

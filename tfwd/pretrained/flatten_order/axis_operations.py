@@ -47,6 +47,17 @@ def arg_reduction(call: OperationCall) -> Results:
     return selected(tensor, [n for n in range(rank) if n != axis[0] % rank], {})
 
 
+def top_entries(call: OperationCall) -> Results:
+    """Returns the largest entries along the last axis, and their numbers."""
+    tensor = call.inputs[0]
+    if tensor is None:
+        return None
+    call.recorder.record_choice(tensor.last)
+    last = call.dependent(call.shapes[0][-1], [tensor.last])
+    found = selected(tensor, list(range(len(tensor.axes))), {len(tensor.axes) - 1: last})
+    return [found, found]
+
+
 def resized_axes(call: OperationCall) -> Results:
     """Returns the result of an operation that keeps the order of axes, such as padding."""
     tensor = call.inputs[0]
@@ -164,11 +175,20 @@ def concatenation(call: OperationCall) -> Results:
         Axis(size[axis]) if tensor is None or tensor.axes[axis] is None else tensor.axes[axis]
         for tensor, size in zip(tensors, sizes, strict=True)
     ]
-    call.reads([tensor.axes[-1] for tensor in call.known] if axis != rank - 1 else [])
+    first, has_tokens = call.known[0], False
+    for position, tensor in enumerate(tensors):
+        others = [n for n in range(rank) if n != axis and sizes[position][n] != 1]
+        if tensor is None and call.joins_table(position, [first.axes[n] for n in others]):
+            has_tokens = axis != rank - 1
     if axis == 0 and all(tensor.has_batch(call.batch) for tensor in call.known):
         return of_all_examples(call)
     whole = parts[0] if len(parts) == 1 else JoinedAxis(parts, call.name)  # type: ignore[arg-type]
-    return joined(call.known, axis, whole, call.name, call.recorder.matches)
+    result = joined(call.known, axis, whole, call.name, call.recorder.matches)
+    if has_tokens and not result.is_as_in_keras():
+        # PyTorch's model may have moved the channels to the end, as for a transformer.
+        reason = f"'{call.name}' adds positions to an image or a sequence"
+        return made(result.axes, reason, is_contradictory=True)
+    return result
 
 
 def stack(call: OperationCall) -> Results:
@@ -180,8 +200,10 @@ def stack(call: OperationCall) -> Results:
     one = combined(
         call.known, (*shape[:axis], *shape[axis + 1 :]), call.name, call.recorder.matches
     )
-    call.reads([one.last])
     axes = list(one.axes)
+    for position, tensor in enumerate(call.inputs):
+        if tensor is None:
+            call.joins_table(position, axes)
     axes.insert(axis, None if shape[axis] == 1 else Axis(shape[axis]))
     if shape[axis] == 1:
         numbers: list[int | None] = list(range(len(shape) - 1))

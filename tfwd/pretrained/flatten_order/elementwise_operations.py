@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import tensorflow as tf
-
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.merges import combined
@@ -35,18 +32,10 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
         new = list(result.axes)
         for n in grown:
             new[n] = Axis(call.shapes[0][n])
-        call.reads(axes)
+        call.joins_table(number, axes)
         return made(new, f"'{call.name}' combines tensors in several orders of axes")
-    if call.owners:
-        call.reads(axes)
-    else:
-        value = tf.get_static_value(source)
-        if value is not None and np.size(value) and np.all(value == np.ravel(value)[0]):
-            return result
-        text = f"'{call.name}' combines the outputs with flattened features"
-        for axis in axes:
-            if axis is not None:
-                call.recorder.must_be_plain(axis, text)
+    if not call.joins_table(number, axes):
+        return result
     layout = result.layout
     if len(used) > 1 and not result.is_as_in_keras():
         text = f"'{call.name}' has weights for the positions of an image of {result.sizes[1:]}"

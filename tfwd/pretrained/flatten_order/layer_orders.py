@@ -113,8 +113,12 @@ class OrderRecorder:
         """Notes that later layers do not know the order of an axis that differs from PyTorch's."""
         self.matches.append((axis, Axis(axis.size), reason))
 
-    def finish(self) -> None:
-        """Determines the orders of all recorded axes, after all calls are recorded."""
+    def finish(self, layers: Sequence[Any]) -> None:
+        """Determines the orders of all recorded axes, after all calls are recorded.
+
+        Args:
+            layers: All layers of the model.
+        """
         recorded = [axis for _, _, axis in self._axes if axis is not None]
         recorded += [axis for _, _, axes, _ in self._plain for axis in axes]
         recorded += [axis for axis, *_ in self._choices]
@@ -141,6 +145,8 @@ class OrderRecorder:
             if known.of(axis) is not None:
                 later = [layer for layer, *_ in self._axes[number:]]
                 later += [layer for layer, *_ in self._plain[number_of_plain:]]
+                recorded_ids = {id(layer) for layer, *_ in (*self._axes, *self._plain)}
+                later += [layer for layer in layers if id(layer) not in recorded_ids]  # tables
                 reason = "the model chooses single features of a flattened image"
                 for layer in later:
                     self.record(layer, "inputs", UnknownFeatureOrder(reason))

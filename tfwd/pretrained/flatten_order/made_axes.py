@@ -105,7 +105,13 @@ class MergedAxis(MadeAxis):
             return _nested_order(self.sources, orders, self.places, self.layout, self._name)
         is_shown = self.layout.arrangement(self.places) is not None
         if is_shown and self.layout.are_neighbours(self.places):
-            return order_in(self.sources, self.places, self.layout)
+            order = order_in(self.sources, self.places, self.layout)
+            if order is not None and self._is_sequence_of_input():
+                return UnknownFeatureOrder(
+                    "the model does not show whether PyTorch's model permutes its input, a "
+                    "sequence, before or after it flattens it"
+                )
+            return order
         are_two = self._has_parts_only() and len(self._several()) < 3  # more may be an image
         if are_two and not any(map(known.of, self._all_wholes())):
             return None
@@ -125,6 +131,14 @@ class MergedAxis(MadeAxis):
     def is_part(self) -> bool:
         return self._has_parts_only()
 
+    def _is_sequence_of_input(self) -> bool:
+        """Returns True for the steps and features of a sequence that the caller gives.
+
+        The convolutions of a model show PyTorch's order. But PyTorch's model may take the sequence
+        in Keras's order, and permute it before the convolutions.
+        """
+        return len(self.sources) == 2 and all(map(_is_given, self.sources))
+
     def _several(self) -> list[Axis]:
         """Returns the axes whose entries differ."""
         return [source.find() for source in self.sources if not source.find().is_repetition]
@@ -141,6 +155,13 @@ class MergedAxis(MadeAxis):
         several = self._several()
         is_distinct = len(set(several)) == len(several)
         return bool(several) and is_distinct and all(part.is_part for part in several)
+
+
+def _is_given(axis: Axis) -> bool:
+    """Returns True for an axis of the model's input, for a part of it, and for a join with it."""
+    found = axis.find()
+    parts = found.sources if isinstance(found, MadeAxis) else [found]
+    return any(part.find().is_input for part in parts)
 
 
 class JoinedAxis(MadeAxis):

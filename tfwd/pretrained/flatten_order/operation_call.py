@@ -74,5 +74,27 @@ class OperationCall:
         reason = "the model uses it in an operation on flattened features"
         self.recorder.record_plain(self.owners, side, axes, reason)  # type: ignore[arg-type]
 
+    def joins_table(self, number: int, axes: Sequence[Axis | None]) -> bool:
+        """Notes that the operation has different constants or weights along some axes.
+
+        Args:
+            number: Number of the input that depends on no input of the call.
+            axes: The axes.
+
+        Returns:
+            False if all entries of the input are equal, so that the order does not matter.
+        """
+        if self.owners:
+            self.reads(axes)
+            return True
+        value = tf.get_static_value(self.operation.inputs[number])
+        if value is not None and np.size(value) and np.all(value == np.ravel(value)[0]):
+            return False
+        text = f"'{self.name}' combines the outputs with flattened features"
+        for axis in axes:
+            if axis is not None:
+                self.recorder.must_be_plain(axis, text)
+        return True
+
 
 Results = TensorAxes | list[TensorAxes] | None

@@ -19,6 +19,7 @@ from tfwd.pretrained.flatten_order.axis_operations import (
     split,
     stack,
     strided_slice,
+    top_entries,
     transpose,
     unstack,
 )
@@ -57,7 +58,7 @@ def _other(call: OperationCall) -> Results:
         has_handles
         or not (is_known or is_vector)
         or call.owners
-        or call.operation.type in _WITH_FUNCTIONS
+        or call.operation.type in (*_WITH_FUNCTIONS, *_OTHER_IN_TORCH)
     ):
         return None
     products = {
@@ -81,6 +82,8 @@ _WITH_FUNCTIONS = (
     *("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"),
     *("PartitionedCall", "StatefulPartitionedCall", "PyFunc", "EagerPyFunc", "XlaCallModule"),
 )
+# PyTorch's functions return other orders of axes, also for an image of one channel.
+_OTHER_IN_TORCH = ("ExtractImagePatches", "ExtractVolumePatches")
 _ELEMENTWISE = (
     *("Add", "AddN", "Sub", "Mul", "MulNoNan", "Div", "RealDiv", "DivNoNan", "FloorDiv", "Mod"),
     *("FloorMod", "TruncateDiv", "Maximum", "Minimum", "Pow", "SquaredDifference", "Atan2"),
@@ -125,4 +128,5 @@ _RULES: dict[str, Callable[[OperationCall], Results]] = {
     "Unpack": unstack,
     "Einsum": einsum,
     "OneHot": one_hot,
+    "TopK": top_entries,
 }

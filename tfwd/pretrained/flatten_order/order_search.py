@@ -26,7 +26,12 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
 )
 from tfwd.pretrained.flatten_order.traced_calls import traced_graph
 from tfwd.pretrained.flatten_order.traced_operations import Graph, Node, TracedOperation
-from tfwd.pretrained.flatten_order.unseen_layers import unseen_images
+from tfwd.pretrained.flatten_order.unseen_layers import (
+    kernel_owners,
+    may_be_image,
+    reshapes_in_code,
+    unseen_images,
+)
 
 
 def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
@@ -59,7 +64,7 @@ class _Search:
         is_shown = self._run_call(model)
         if not is_shown:
             self._run_calls_inside(model)
-        self.recorder.finish()
+        self.recorder.finish(everything)
         unseen = [layer for layer in everything if id(layer) not in self._called]
         self._record_unseen(model, everything, unseen, is_shown)
         for layers in holders:
@@ -88,8 +93,19 @@ class _Search:
         takes_image = isinstance(given, tuple) and len(given) > 3
         if self._image_layers or takes_image:
             self.recorder.record_unexplained(unseen, _last_sizes(given))
+        if not is_shown and reshapes_in_code(model):
+            self._record_hidden_reshape(model, unseen)
         if is_shown and any(id(layer) in self._image_layers for layer in unseen):
             self.recorder.record_kernels(everything)
+
+    def _record_hidden_reshape(self, model: Any, layers: Sequence[Any]) -> None:
+        """Records unknown orders for layers of a model whose code names a reshape."""
+        reason = f"a method of {type(model).__name__}, which tfwd cannot trace, names a reshape"
+        for layer in layers:
+            for owner in kernel_owners(layer):
+                for side, size in zip(("inputs", "outputs"), owner.kernel.shape, strict=True):
+                    if may_be_image(size):
+                        self.recorder.record(owner, side, UnknownFeatureOrder(reason))
 
     def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:
         """Finds the layers that hold each variable. Returns them for shared variables only.

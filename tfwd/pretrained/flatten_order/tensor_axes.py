@@ -148,6 +148,8 @@ def appended(tensor: TensorAxes, new: Sequence[Axis | None]) -> TensorAxes:
     """
     axes = (*tensor.axes, *new)
     natural = tuple(place.find() for place in tensor.used)
+    if len(tensor.used) + len(new) > 3:  # PyTorch's model may permute it, as an image
+        return like(tensor, axes, "PyTorch's model may have the channels of the image first")
     if tensor.layout.arrangement(natural) == natural:
         return in_order(axes)
     return like(tensor, axes)

@@ -106,7 +106,7 @@ def _traced(
         call_interception.users_code(),
     ):
         args, kwargs = tf.nest.map_structure(placeholder, (args, kwargs))
-        inputs = [made[id(tensor)] for tensor in tensors] or _tensors(args, kwargs)
+        inputs = [made[id(tensor)] for tensor in tensors] or _tensors(args, kwargs, masks=True)
         outputs = _tensors((layer(*args, **kwargs),), {})
     recorder = OperationRecorder(inputs, graph.captures, calls.layer_names)
     for call in calls.made:
@@ -209,13 +209,18 @@ class _Calls:
         return outputs
 
 
-def _tensors(args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-    """Returns the tensors among the arguments of a call, without masks."""
+def _tensors(args: tuple, kwargs: dict[str, Any], *, masks: bool = False) -> list[Any]:
+    """Returns the tensors among the arguments of a call.
+
+    Args:
+        args, kwargs: The arguments. Those whose name contains "mask" are left out.
+        masks: bool. Also returns booleans, which may be an image. Default False.
+    """
     named = [value for name, value in kwargs.items() if "mask" not in name]
     found = [t for t in tf.nest.flatten((args, named)) if tf.is_tensor(t)]
     if any(not isinstance(tensor, tf.Tensor) for tensor in found):
         raise NotImplementedError("ragged and sparse tensors have other operations")
-    return [tensor for tensor in found if tensor.dtype != tf.bool]
+    return [tensor for tensor in found if masks or tensor.dtype != tf.bool]
 
 
 @contextlib.contextmanager

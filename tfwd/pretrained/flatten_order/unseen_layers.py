@@ -11,6 +11,7 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, recurrent_cells
 from tfwd.pretrained.flatten_order.orders import Shape, flattened_image
 
+_RESHAPES = ("reshape", "rearrange", "unflatten")
 Side = Literal["inputs", "outputs"]
 
 
@@ -43,6 +44,20 @@ def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, S
         if flattened_image((shape[-1], *shape[:-1])):
             found.append((side, shape, reason))
     return found
+
+
+def reshapes_in_code(layer: Any) -> bool:
+    """Returns True if a method of a user's layer names a reshape."""
+    return any(word in name for name in _keras.names_in_code(layer) for word in _RESHAPES)
+
+
+def may_be_image(size: int) -> bool:
+    """Returns True if features may be the entries of an image: three axes of at least two each."""
+    factors, rest = 0, size
+    for divisor in range(2, size + 1):
+        while rest % divisor == 0:
+            factors, rest = factors + 1, rest // divisor
+    return factors > 2
 
 
 def unexplained_sizes(layers: Sequence[Any], sizes: set[int]) -> Iterator[int]:
