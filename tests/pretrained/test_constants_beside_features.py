@@ -98,6 +98,41 @@ def test_an_image_of_booleans(tmp_path):
         load(model, file, mapping={"f": "f"})
 
 
+def rows_of(x):
+    return tf.reshape(x, (-1, 72))
+
+
+def with_branch(m, x):
+    if x.numpy().mean() > -9.0:  # a call with symbolic tensors fails here
+        x = 2 * x
+    return m.f(rows_of(x))
+
+
+def test_a_helper_that_reshapes(tmp_path):
+    """Checks that the functions are found that a call uses by an attribute or a global name."""
+    model = Model(with_branch, f=head())
+    model(X)
+    file = saved(tmp_path, {"f.weight": RNG.normal(size=(4, 72))})
+    with pytest.raises(PlanError, match="Model, which tfwd cannot trace, names a reshape"):
+        load(model, file, mapping={"f": "f"})
+
+
+def test_an_image_that_is_called_a_mask(tmp_path):
+    class Masked(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.f, self.g = head(), head(4, "g")
+
+        def call(self, x, seg_mask):
+            return self.g(x) + self.f(rows_of(seg_mask))
+
+    model = Masked()
+    model(ROWS, seg_mask=X)
+    weights = {"f.weight": RNG.normal(size=(4, 72)), "g.weight": RNG.normal(size=(4, 7))}
+    with pytest.raises(PlanError, match="'f/kernel'"):
+        load(model, saved(tmp_path, weights), mapping={"f": "f", "g": "g"})
+
+
 def test_patches_of_an_image_of_one_channel(tmp_path):
     def function(m, x):
         patches = tf.image.extract_patches(

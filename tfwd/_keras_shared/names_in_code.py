@@ -4,28 +4,59 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
-# Their methods are no code of users.
-_LIBRARIES = ("keras.", "tensorflow.", "tfwd.", "builtins")
+# Their functions are no code of users.
+_LIBRARIES = ("keras.", "tensorflow.", "tfwd.", "numpy", "builtins")
 
 
 def names_in_code(layer: Any) -> set[str]:
-    """Returns the names in the methods that users define in a layer's class and its base classes.
+    """Returns the names in the code that users write for a layer, in lower case.
 
-    These are attributes and global names, in lower case.
+    These are attributes and global names. The code is that of the methods, of functions that are
+    attributes, and of functions that these call by a global name.
     """
-    methods = [
-        inspect.unwrap(getattr(function, "python_function", function))
-        for cls in type(layer).__mro__
-        if not cls.__module__.startswith(_LIBRARIES)
-        for function in vars(cls).values()
-        if callable(function)
-    ]
-    codes = [code for method in methods if (code := getattr(method, "__code__", None))]
     found: set[str] = set()
-    while codes:
-        code = codes.pop()
-        found |= {name.lower() for name in code.co_names}
-        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    waiting, seen = list(_functions(layer)), set[int]()
+    while waiting:
+        given = waiting.pop()
+        function = inspect.unwrap(getattr(given, "python_function", given))
+        if id(function) in seen or not isinstance(function, types.FunctionType):
+            continue
+        seen.add(id(function))
+        names = set(_names(function.__code__))
+        found |= {name.lower() for name in names}
+        called = [function.__globals__[name] for name in names & function.__globals__.keys()]
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        waiting += [other for other in (*called, *cells) if _is_of_user(other)]
     return found
+
+
+def _functions(layer: Any) -> Iterator[Callable[..., Any]]:
+    """Yields the functions of a layer's class, and those that are its attributes."""
+    for cls in type(layer).__mro__:
+        if not cls.__module__.startswith(_LIBRARIES):
+            yield from filter(callable, vars(cls).values())
+    yield from filter(_is_of_user, vars(layer).values())
+
+
+def _is_of_user(value: Any) -> bool:
+    inner = getattr(value, "python_function", value)
+    is_function = isinstance(inner, types.FunctionType)
+    return is_function and not inner.__module__.startswith(_LIBRARIES)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yields the names in code, and in the functions that it defines."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable that has no value yet
+        return False

@@ -213,10 +213,11 @@ def _tensors(args: tuple, kwargs: dict[str, Any], *, masks: bool = False) -> lis
     """Returns the tensors among the arguments of a call.
 
     Args:
-        args, kwargs: The arguments. Those whose name contains "mask" are left out.
-        masks: bool. Also returns booleans, which may be an image. Default False.
+        args, kwargs: The arguments.
+        masks: bool. Also returns booleans, and arguments whose name contains "mask". In a call of
+            the whole model, they may be images. Default False.
     """
-    named = [value for name, value in kwargs.items() if "mask" not in name]
+    named = [value for name, value in kwargs.items() if masks or "mask" not in name]
     found = [t for t in tf.nest.flatten((args, named)) if tf.is_tensor(t)]
     if any(not isinstance(tensor, tf.Tensor) for tensor in found):
         raise NotImplementedError("ragged and sparse tensors have other operations")
