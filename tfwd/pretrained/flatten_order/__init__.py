@@ -15,6 +15,7 @@ shows the order. If nothing proves the order of the features at a kernel, loadin
 - `tensor_axes.py`, `reshapes.py`, `merges.py`, `products.py`: the axes of a tensor, and what
   permutations, reshapes, sums and matrix products do to them.
 - `operation_rules.py` and the files that it imports: the rules of TensorFlow's operations.
+- `needed_places.py`: orders that normalizations and a softmax need.
 - `layer_rules.py` and the files that it imports: the rules of Keras's layers.
 - `traced_calls.py`, `traced_operations.py`: the trace of a call.
 - `order_search.py`: the pass over the calls.

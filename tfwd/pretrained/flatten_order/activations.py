@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.made_axes import dependent_axis
-from tfwd.pretrained.flatten_order.normalizations import need_last_for_softmax
+from tfwd.pretrained.flatten_order.normalizations import after_softmax
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
 
 _SHAPE = (2, 3, 4, 5)  # of the numbers on which a user's function is tried
@@ -26,7 +26,7 @@ def after_activation(call: Call, result: TensorAxes) -> TensorAxes:
     function: Any = call.layer
     if not isinstance(function, keras.layers.Softmax):
         function = getattr(call.layer, "activation", None)
-    need_last_for_softmax(call, result, function)
+    after_softmax(call, result, function)
     if function is call.layer or function is None or _treats_entries_alike(function):
         return result
     reason = f"'{call.name}' has an activation function that may reorder features"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.merges import combined
+from tfwd.pretrained.flatten_order.needed_places import need_last_for_softmax, need_second
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, with_unknown_axes
 
@@ -51,15 +52,8 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
 def softmax(call: OperationCall) -> Results:
     """Returns the result of a softmax over the last axis."""
     tensor = call.known[0]
-    place, layout = tensor.places[-1], tensor.layout
-    reason = f"'{call.name}' has a softmax over the channels of an image of {tensor.sizes[1:]}"
-    if place is None or len(tensor.used) < 3:
-        return tensor
-    if layout.possible is None:
-        if layout.is_open:
-            layout.contradict(reason)
-        return tensor
-    layout.restrict({each for each in layout.possible if each[-1] is place.find()}, reason)
+    if tensor.places[-1] is not None and len(tensor.used) > 2:
+        need_last_for_softmax(tensor, [len(tensor.axes) - 1], call.name)
     return tensor
 
 
@@ -67,14 +61,11 @@ def batch_normalization(call: OperationCall) -> Results:
     """Returns the results of a normalization of each channel."""
     tensor = call.known[0]
     call.reads([tensor.last])
-    reason = f"'{call.name}' normalizes the channels of a sequence of {tensor.sizes[1:]}"
-    layout, place = tensor.layout, tensor.places[-1]
-    if place is not None and len(tensor.used) > 2:
-        possible = layout.possible
-        if possible is None or any(each[1] is not place.find() for each in possible):
-            if possible is not None and not any(each[1] is place.find() for each in possible):
-                layout.contradict(reason, is_sequence=tensor.is_as_in_keras())
-            layout.drop_default(reason)
+    for other in call.known[1:]:  # computed scales or offsets
+        text = f"'{call.name}' combines the outputs with flattened features"
+        if tensor.last is not None and other.last is not None:
+            call.recorder.matches.append((tensor.last, other.last, text))
+    need_second(tensor, len(tensor.axes) - 1, call.name)
     text = f"a result of '{call.name}'"
     others = [with_unknown_axes(shape, text, is_doubted=False) for shape in call.shapes[1:]]
     return [tensor, *others]

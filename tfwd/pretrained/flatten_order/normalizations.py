@@ -9,7 +9,11 @@ import keras
 
 from tfwd.pretrained.flatten_order import layer_groups as groups
 from tfwd.pretrained.flatten_order.layer_call import Call
-from tfwd.pretrained.flatten_order.layouts_in_torch import orders_at_end
+from tfwd.pretrained.flatten_order.needed_places import (
+    need_last,
+    need_last_for_softmax,
+    need_second,
+)
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
 
 
@@ -36,7 +40,7 @@ def normalization(call: Call) -> list[TensorAxes]:
             if axis is not None:
                 call.recorder.must_be_plain(axis, text)
     if isinstance(layer, groups.LAST_AXES_LAYERS):
-        _need_last(tensor, used, several)
+        need_last(tensor, used, several)
     elif isinstance(layer, groups.FIRST_AXIS_LAYERS):
         _need_second(call, tensor, used)
     return [tensor]
@@ -57,7 +61,7 @@ def slopes(call: Call) -> list[TensorAxes]:
     return [tensor]
 
 
-def need_last_for_softmax(call: Call, result: TensorAxes, function: Any) -> None:
+def after_softmax(call: Call, result: TensorAxes, function: Any) -> None:
     """Restricts the layout after a softmax over the last axis, which PyTorch may have last.
 
     Args:
@@ -72,12 +76,7 @@ def need_last_for_softmax(call: Call, result: TensorAxes, function: Any) -> None
     numbers = _normalized_axes(function, rank)
     used = [n for n in numbers if 0 < n < rank and result.axes[n] is not None]
     if rank - 1 in used and len(used) < rank - 1 and len(result.used) > 2:
-        if result.layout.is_open and result.layout.possible is None:
-            result.layout.contradict(
-                f"'{call.name}' has a softmax over the channels of an image of {result.sizes[1:]}"
-            )
-        text = f"'{call.name}' has a softmax over the channels of an image of {result.sizes[1:]}"
-        _need_last(result, used, text)
+        need_last_for_softmax(result, used, call.name)
 
 
 def _normalized_axes(layer: Any, rank: int) -> list[int]:
@@ -89,38 +88,10 @@ def _normalized_axes(layer: Any, rank: int) -> list[int]:
     return sorted(each % rank for each in axes)
 
 
-def _need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> None:
-    """Restricts a layout to those with some axes last, which PyTorch's layer normalizes."""
-    if len(tensor.used) < 3 or not numbers:
-        return
-    places = {tensor.places[number].find() for number in numbers}  # type: ignore[union-attr]
-    layout = tensor.layout
-    if layout.possible is not None:
-        kept = {each for each in layout.possible if set(each[-len(places) :]) == places}
-        layout.restrict(kept, reason)
-    elif layout.is_open:
-        layout.restrict(orders_at_end(tensor.used, places), reason)
-
-
 def _need_second(call: Call, tensor: TensorAxes, numbers: Sequence[int]) -> None:
     """Notes that PyTorch's layer has the channels second, if the layout allows it."""
-    if len(tensor.used) < 3 or len(numbers) != 1:
+    if len(numbers) != 1 or need_second(tensor, numbers[0], call.name):
         return
-    number, layout = numbers[0], tensor.layout
-    place = tensor.places[number]
-    reason = f"'{call.name}' normalizes the channels of a sequence of {tensor.sizes[1:]}"
-    possible = layout.possible
-    assert place is not None
-    if possible is None:
-        layout.drop_default(reason)
-        if number == len(tensor.axes) - 1:  # only a layer on images can show the order
-            layout.require((tensor.used[0], place, *tensor.used[1:-1]))
-        return
-    is_second = [each[1] is place.find() for each in possible]
-    if not any(is_second):
-        if number != len(tensor.axes) - 1:
-            text = f"'{call.name}' has a weight for each position of an image"
-            call.recorder.record_layout([call.layer], None, tensor.places, text)
-        layout.contradict(reason, is_sequence=tensor.is_as_in_keras())
-    elif not all(is_second):
-        layout.drop_default(reason)
+    if numbers[0] != len(tensor.axes) - 1:
+        text = f"'{call.name}' has a weight for each position of an image"
+        call.recorder.record_layout([call.layer], None, tensor.places, text)

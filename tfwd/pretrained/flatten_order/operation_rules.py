@@ -41,7 +41,8 @@ from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, made
 def outputs_of_operation(call: OperationCall) -> list[TensorAxes]:
     """Returns the axes of an operation's results."""
     rule = _RULES.get(call.traced.kind, _other)
-    found = rule(call)
+    reads_all = len(call.known) < 2 or rule in _OF_SEVERAL
+    found = rule(call) if reads_all else None
     if found is None:
         return call.unknown()
     return found if isinstance(found, list) else [found]
@@ -100,6 +101,11 @@ _ELEMENTWISE = (
 _CONVOLUTIONS = (
     *("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput", "Conv3DBackpropInput"),
     *("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"),
+)
+# Rules that read all inputs. A computed size or position makes the results of others unknown.
+_OF_SEVERAL = (
+    *(elementwise, concatenation, stack, product, einsum, gather),
+    *(image_operation, batch_normalization, _other),
 )
 _RULES: dict[str, Callable[[OperationCall], Results]] = {
     **dict.fromkeys(_ELEMENTWISE, elementwise),
