@@ -391,3 +391,24 @@ def test_a_flattened_image_that_is_kept(tmp_path):
 
     expected = linear("f", np.hstack([flat(image()), image().mean((2, 3))]), weights)
     check(Model(call, c=conv(), **made), expected, tmp_path, C, weights)
+
+
+def test_a_convolution_on_an_embedding_of_a_grid(tmp_path):
+    """Checks numbers of a grid, whose vectors PyTorch's model moves to the channels."""
+    ids = RNG.integers(0, 9, (2, 4, 6))
+    inputs = keras.Input((4, 6), dtype="int32")
+    vectors = layers.Embedding(9, 3, name="e")(inputs)
+    model = keras.Model(inputs, head()(layers.Flatten()(conv()(vectors))))
+    table, weight = RNG.normal(size=(9, 3)), RNG.normal(size=(4, 120))
+    file = saved(tmp_path, C, {"e.weight": table, "f.weight": weight})
+    load(model, file, mapping={"e": "e", "c": "c", "f": "f"})
+    expected = flat(image(table[ids])) @ weight.T
+    np.testing.assert_allclose(model(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_embedding_of_a_grid_that_is_flattened(tmp_path):
+    inputs = keras.Input((4, 6), dtype="int32")
+    model = keras.Model(inputs, head()(layers.Flatten()(layers.Embedding(9, 5, name="e")(inputs))))
+    file = saved(tmp_path, {"e.weight": np.ones((9, 5)), "f.weight": np.ones((4, 120))})
+    with pytest.raises(PlanError, match="may have the channels of the image first"):
+        load(model, file, mapping={"e": "e", "f": "f"})

@@ -148,11 +148,14 @@ def appended(tensor: TensorAxes, new: Sequence[Axis | None]) -> TensorAxes:
     """
     axes = (*tensor.axes, *new)
     natural = tuple(place.find() for place in tensor.used)
+    if tensor.layout.arrangement(natural) != natural:
+        return like(tensor, axes)
     if len(tensor.used) + len(new) > 3:  # PyTorch's model may permute it, as an image
-        return like(tensor, axes, "PyTorch's model may have the channels of the image first")
-    if tensor.layout.arrangement(natural) == natural:
-        return in_order(axes)
-    return like(tensor, axes)
+        if tensor.layout.is_open and tensor.layout.allows(natural):
+            tensor.layout.restrict({natural}, "a grid of numbers has Keras's order in PyTorch too")
+        reason = "PyTorch's model may have the channels of the image first"
+        return made(axes, reason, natural=range(len(tensor.axes)))
+    return in_order(axes)
 
 
 def with_unknown_axes(
