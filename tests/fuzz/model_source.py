@@ -249,8 +249,9 @@ def _function(text: Text, inputs: list[str]) -> str:
     if case.compiled:
         lines.append("model.compile(optimizer='sgd', loss='mse')")
     if case.in_place:
-        if text.wrapped and (case.top == "subclassed" or "Late" in str(text.makes)):
-            # Only a call makes all weights.
+        is_late = case.top == "subclassed" or "Late" in str(text.makes)
+        if is_late and (text.wrapped or text.frozen):
+            # Only a call makes all weights. A layer that is frozen before has others in Keras.
             given = ", ".join(f"tf.ones({EXAMPLES[letter]})" for letter in inputs)
             one = case.top == "sequential" and text.chain
             lines.append(f"model({given if one else f'[{given}]'}, training=False)")
