@@ -43,7 +43,7 @@ def reshaped(tensor: TensorAxes, shape: Sizes, name: str, batch: Axis) -> Tensor
         batch: Axis of the examples.
     """
     groups = _divided(tensor, shape)
-    if groups is None:
+    if groups is None or _regroups_flattened(tensor, groups):
         reason = f"'{name}' is a reshape from {example_of(tensor.sizes)} to {example_of(shape)}"
         return with_unknown_axes(shape, reason, batch)
     if all(
@@ -92,6 +92,17 @@ def _divided(tensor: TensorAxes, shape: Sizes) -> list[list[_Unit]] | None:
                 return None
         groups.append(group)
     return None if waiting else groups
+
+
+def _regroups_flattened(tensor: TensorAxes, groups: list[list[_Unit]]) -> bool:
+    """Returns True if a flattened image is divided into other axes than those of the image.
+
+    A `view` to the same shape has other entries in PyTorch, where the features have another order.
+    """
+    features = tensor.entries[-1] if len(tensor.used) == 2 else None
+    others = [group for group in groups if group and group[0].axis is not tensor.axes[0]]
+    is_divided = len(others) > 1 and any(len(group) > 1 for group in others)
+    return is_divided and isinstance(features, MergedAxis) and features.order() is not None
 
 
 class _Reshape:
