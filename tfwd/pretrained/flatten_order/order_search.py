@@ -103,9 +103,11 @@ class _Search:
         reason = f"a method of {type(model).__name__}, which tfwd cannot trace, names a reshape"
         for layer in layers:
             for owner in kernel_owners(layer):
-                for side, size in zip(("inputs", "outputs"), owner.kernel.shape, strict=True):
-                    if may_be_image(size):
-                        self.recorder.record(owner, side, UnknownFeatureOrder(reason))
+                inputs, outputs = owner.kernel.shape
+                if may_be_image(inputs):
+                    self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
+                if may_be_image(outputs):
+                    self.recorder.record(owner, "outputs", UnknownFeatureOrder(reason))
 
     def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:
         """Finds the layers that hold each variable. Returns them for shared variables only.
