@@ -65,3 +65,10 @@ def test_a_reshape_is_found(layer):
 @pytest.mark.parametrize("layer", [OfAttribute(tf.nn.softmax), keras.layers.Reshape((1, -1))])
 def test_the_code_of_libraries_does_not_count(layer):
     assert "reshape" not in names_in_code(layer)
+
+
+def test_a_function_without_a_module():
+    names = {"tf": tf}
+    exec("def made(x):\n    return tf.reshape(x, (1, -1))", names)
+    assert names["made"].__module__ is None or names["made"].__module__ == "builtins"
+    assert isinstance(names_in_code(OfAttribute(names["made"])), set)

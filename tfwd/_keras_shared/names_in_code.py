@@ -7,8 +7,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Their functions are no code of users.
-_LIBRARIES = ("keras.", "tensorflow.", "tfwd.", "numpy", "builtins")
+from tfwd._keras_shared.keras_own_code import is_of_keras
+
+# Beside Keras: their functions are no code of users.
+_LIBRARIES = ("tensorflow.", "tfwd.", "numpy", "builtins")
 
 
 def names_in_code(layer: Any) -> set[str]:
@@ -36,7 +38,7 @@ def names_in_code(layer: Any) -> set[str]:
 def _functions(layer: Any) -> Iterator[Callable[..., Any]]:
     """Yields the functions of a layer's class, and those that are its attributes."""
     for cls in type(layer).__mro__:
-        if not cls.__module__.startswith(_LIBRARIES):
+        if not _is_of_library(cls):
             yield from filter(callable, vars(cls).values())
     yield from filter(_is_of_user, vars(layer).values())
 
@@ -44,7 +46,13 @@ def _functions(layer: Any) -> Iterator[Callable[..., Any]]:
 def _is_of_user(value: Any) -> bool:
     inner = getattr(value, "python_function", value)
     is_function = isinstance(inner, types.FunctionType)
-    return is_function and not inner.__module__.startswith(_LIBRARIES)
+    return is_function and not _is_of_library(inner)
+
+
+def _is_of_library(defined: Any) -> bool:
+    if defined.__module__ is None:  # a function that `exec` has made
+        return False
+    return is_of_keras(defined) or defined.__module__.startswith(_LIBRARIES)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

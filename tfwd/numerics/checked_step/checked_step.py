@@ -147,7 +147,7 @@ class CheckedStep:
         by_methods = all(map(update_interception.assigns_by_methods, leaves))
         is_known = self.is_keras_own and self.model.built
         safe = is_known and all(map(_is_safe, leaves)) and not _has_half(self.model)
-        careful = not safe or self._exact or _has_own_constraint(self.model)
+        careful = self._exact or not safe or _has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
         known = tracked(self.model)
