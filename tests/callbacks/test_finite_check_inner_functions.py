@@ -283,7 +283,7 @@ def test_a_function_of_a_class_keeps_its_traces(kind, mode):
 
 
 def test_restore_includes_variables_in_a_list():
-    """Checks that the sums of an epoch that ends badly are those of the epoch before."""
+    """Checks that "restore" sets the sums to their values at the end of the last good epoch."""
 
     class Bad(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -197,6 +197,29 @@ def test_a_reshape_in_a_call_that_cannot_be_traced(is_decoder, tmp_path):
         load(model, file, mapping={"d": "d"})
 
 
+@pytest.mark.filterwarnings("ignore")  # Keras warns of a call that it cannot trace
+def test_a_recurrent_convolution_in_a_call_that_cannot_be_traced(tmp_path):
+    """Checks that a kernel with four axes beside a hidden reshape is no error by itself."""
+
+    class Recurrent(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.r = layers.ConvLSTM2D(2, 1, name="r")
+            self.d = head(4, "d")
+
+        def call(self, x):
+            return self.d(tf.reshape(self.r(x), (len(x.numpy()), 48)))
+
+    model = Recurrent()
+    model.run_eagerly = True
+    x = tf.ones((2, 3, 4, 6, 3))
+    model.r(x), model.d(tf.ones((2, 48)))
+    model(x)
+    file = saved(tmp_path, {"d.weight": RNG.normal(size=(4, 48))})
+    with pytest.raises(PlanError, match="'d/kernel'"):
+        load(model, file, mapping={"d": "d"}, allow_missing="r/.*")
+
+
 @needs_keras3("calls with two arguments whose shapes Keras does not keep")
 def test_a_decoder_of_two_arguments(tmp_path):
     class Conditional(keras.Model):

@@ -306,6 +306,13 @@ def _is_branch(graph: Any) -> bool:
     return isinstance(graph, control_flow_v2_func_graphs.CondBranchFuncGraph)
 
 
+def is_branch_or_loop(graph: Any) -> bool:
+    """Returns True for the graph of a branch or loop, and False for the graph of a function."""
+    loop = control_flow_v2_func_graphs.WhileBodyFuncGraph
+    condition = control_flow_v2_func_graphs.WhileCondFuncGraph
+    return _is_branch(graph) or isinstance(graph, (loop, condition))
+
+
 def held_here(variable: tf.Variable) -> tf.Tensor | None:
     """Returns a variable's resource inside the current loop or branch, or None outside both.
 

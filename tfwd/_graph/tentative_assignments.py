@@ -25,21 +25,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_v2_func_graphs
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from tfwd import _keras
+from tfwd._graph import private_graph_apis
 from tfwd._graph.function_calls import VariableResource, before_calls
 
 # Updates that change nothing, not even the sign of a zero.
 _NOTHING = {"scatter_add": -0.0, "scatter_sub": 0.0, "scatter_mul": 1.0, "scatter_div": 1.0}
 _assign = BaseResourceVariable.assign
 _SCATTERS = (*_NOTHING, "scatter_max", "scatter_min", "scatter_update")
-_BRANCHES_AND_LOOPS = (
-    control_flow_v2_func_graphs.CondBranchFuncGraph,
-    control_flow_v2_func_graphs.WhileBodyFuncGraph,
-    control_flow_v2_func_graphs.WhileCondFuncGraph,
-)
 
 _steps: dict[int, list[Tentative]] = {}  # by thread id, outer steps first
 
@@ -170,7 +165,7 @@ class Tentative:
         self._assigned.add(id(variable.handle))
         good = self._decision()
         # A function is traced only once, and would always use the decision of this step.
-        in_function = any(not isinstance(graph, _BRANCHES_AND_LOOPS) for graph in inside)
+        in_function = not all(map(private_graph_apis.is_branch_or_loop, inside))
         if good is None or in_function:
             self._keep(variable)
             return None

@@ -16,8 +16,8 @@ _LIBRARIES = ("tensorflow.", "tfwd.", "numpy", "builtins")
 def names_in_code(layer: Any) -> set[str]:
     """Returns the names in the code that users write for a layer, in lower case.
 
-    These are attributes and global names. The code is that of the methods, of functions that are
-    attributes, and of functions that these call by a global name.
+    The names are attributes and global names. The code includes the methods of the layer, the
+    functions that are attributes of the layer, and the functions that this code calls by a name.
     """
     found: set[str] = set()
     waiting, seen = list(_functions(layer)), set[int]()

@@ -103,10 +103,9 @@ class _Search:
         reason = f"a method of {type(model).__name__}, which tfwd cannot trace, names a reshape"
         for layer in layers:
             for owner in kernel_owners(layer):
-                inputs, outputs = owner.kernel.shape
-                if may_be_image(inputs):
+                if may_be_image(owner.kernel.shape[0]):
                     self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
-                if may_be_image(outputs):
+                if may_be_image(owner.kernel.shape[-1]):
                     self.recorder.record(owner, "outputs", UnknownFeatureOrder(reason))
 
     def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:

@@ -95,7 +95,7 @@ def _divided(tensor: TensorAxes, shape: Sizes) -> list[list[_Unit]] | None:
 
 
 def _regroups_flattened(tensor: TensorAxes, groups: list[list[_Unit]]) -> bool:
-    """Returns True if a flattened image is divided into other axes than those of the image.
+    """Returns True if a reshape divides a flattened image into axes that the image does not have.
 
     A `view` to the same shape has other entries in PyTorch, where the features have another order.
     """
