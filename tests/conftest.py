@@ -27,6 +27,7 @@ import hypothesis
 import keras
 import keras3_names_on_keras2
 import make_target_marks
+import numpy as np
 import pytest
 import tensorflow as tf
 from stack_marks import IS_KERAS_2
@@ -116,9 +117,12 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_keras() -> Iterator[None]:
+def fresh_keras(request: pytest.FixtureRequest) -> Iterator[None]:
     """Sets the same layer names, random numbers and float types, whichever tests ran before."""
     _reset()
+    for value in vars(request.module).values():
+        if isinstance(value, np.random.Generator):
+            value.bit_generator.state = np.random.default_rng(2).bit_generator.state
     yield
     _reset()
     free_finished_models.forget()

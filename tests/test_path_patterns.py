@@ -5,13 +5,14 @@ import re
 import keras
 import numpy as np
 import pytest
-from flattened_images import RNG, saved
+from flattened_images import saved
 
 import tfwd
 from tfwd import parametrizations as P
 from tfwd.path_patterns import PatternIndex, matches
 from tfwd.pretrained import PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 PATHS = ("conv1/kernel", "block/conv1/kernel", "block/conv10/kernel", "conv1", "kernel")
 PATTERNS = (

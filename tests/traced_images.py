@@ -2,10 +2,11 @@
 
 import keras
 import numpy as np
-from flattened_images import RNG, saved
+from flattened_images import saved
 
 from tfwd.pretrained import load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 X = RNG.normal(size=(2, 4, 6, 3)).astype("float32")  # examples, height, width, channels

@@ -41,8 +41,9 @@ def folded(wrapper: Any, plain: keras.Layer) -> keras.Layer:
         raise ValueError(
             f"layer '{wrapper.name}' has no weights to fold yet: build it or call it first"
         )
-    positions = {id(variable): i for i, variable in enumerate(plain.weights)}
-    values = [_keras.variables.value(variable) for variable in plain.weights]
+    weights = _keras.variables.weights(plain)
+    positions = {id(variable): i for i, variable in enumerate(weights)}
+    values = [_keras.variables.value(variable) for variable in weights]
     for target, value in wrapper._evaluation_weights():
         if id(target.variable) not in positions:
             raise ValueError(
@@ -51,7 +52,7 @@ def folded(wrapper: Any, plain: keras.Layer) -> keras.Layer:
             )
         values[positions[id(target.variable)]] = value
     copy = _copied(plain, wrapper.name)
-    for variable, value in zip(copy.weights, values, strict=True):
+    for variable, value in zip(_keras.variables.weights(copy), values, strict=True):
         _keras.variables.assign(variable, value)
     return copy
 
@@ -67,14 +68,16 @@ def _copied(layer: keras.Layer, name: str) -> Any:
             if shapes is None:
                 raise ValueError("the shape of its inputs is unknown")
             _keras.layer_building.build_from_config(copy, shapes)
-        same = [tuple(v.shape) for v in copy.weights] == [tuple(v.shape) for v in layer.weights]
+        shapes_of = [
+            [tuple(v.shape) for v in _keras.variables.weights(each)] for each in (copy, layer)
+        ]
     except Exception as error:
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
             f"weights, because its config does not create it again ({error}): register the class "
             "with Keras, define get_config, and build the layer by a call"
         ) from error
-    if not same:
+    if shapes_of[0] != shapes_of[1]:
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
             "weights, because its config creates a layer with other weights: wrap the layers "

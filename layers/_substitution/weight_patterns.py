@@ -44,7 +44,7 @@ class Target(NamedTuple):
 
 def all_targets(layer: keras.Layer) -> list[Target]:
     """Returns all weights of a built layer, with their positions and names."""
-    weights = layer.weights
+    weights = _keras.variables.weights(layer)
     paths = _keras.variables.paths(layer)
     names = shortest_names(paths)
     return [Target(i, paths[i], names[i], variable) for i, variable in enumerate(weights)]

@@ -172,7 +172,11 @@ def default_weights(layer: keras.Layer) -> list[keras.Variable]:
     - A layer that contains layers: also their default weights.
     """
     if isinstance(layer, keras.layers.RNN):
-        return [v for v in layer.weights if _keras.variables.name(v).endswith("recurrent_kernel")]
+        return [
+            v
+            for v in _keras.variables.weights(layer)
+            if _keras.variables.name(v).endswith("recurrent_kernel")
+        ]
     chosen = [v for v in _keras.layers.own_weights(layer) if _is_default(v)]
     for sublayer in _keras.layers.sublayers(layer):
         chosen.extend(default_weights(sublayer))

@@ -7,11 +7,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from flattened_images import RNG, saved
+from flattened_images import saved
 from traced_images import C, Model, X, check, conv, flat, head, image
 
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

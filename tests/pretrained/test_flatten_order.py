@@ -8,7 +8,6 @@ from flattened_images import (
     LINEAR,
     MAPPING,
     NORM,
-    RNG,
     X,
     convolution,
     convolved,
@@ -23,6 +22,7 @@ from stack_marks import needs_keras3
 import tfwd
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

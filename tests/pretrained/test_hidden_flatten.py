@@ -11,7 +11,6 @@ import tensorflow as tf
 from flattened_images import (
     KERNEL,
     LINEAR,
-    RNG,
     Calls,
     Chain,
     Parts,
@@ -29,6 +28,7 @@ from stack_marks import IS_KERAS_2
 import tfwd
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

@@ -4,11 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from flattened_images import RNG, saved, sequential
+from flattened_images import saved, sequential
 from stack_marks import needs_keras3
 
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 X = RNG.normal(size=(2, 8, 3))
 CONV = {"c.weight": RNG.normal(size=(5, 3, 1)), "c.bias": RNG.normal(size=5)}

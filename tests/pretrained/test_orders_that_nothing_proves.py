@@ -10,10 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from flattened_images import RNG, Calls, Chain, saved, sequential, touch
+from flattened_images import Calls, Chain, saved, sequential, touch
 
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

@@ -3,11 +3,12 @@
 import keras
 import numpy as np
 import pytest
-from flattened_images import KERNEL, NORM, RNG, normalized, saved, sequential
+from flattened_images import KERNEL, NORM, normalized, saved, sequential
 from stack_marks import needs_keras3
 
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

@@ -7,13 +7,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from flattened_images import RNG, Chain, saved
+from flattened_images import Chain, saved
 from replicas import two_replicas
 from stack_marks import IS_KERAS_2, needs_keras3
 from traced_images import ROWS, C, F, G, Model, X, check, conv, flat, head, image, point
 
 from tfwd.pretrained import Key, PlanError, load
 
+RNG = np.random.default_rng(1)
 layers = keras.layers
 
 

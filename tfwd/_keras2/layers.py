@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from keras.src.engine import functional, keras_tensor
 
+from tfwd._keras2 import variables
 from tfwd._keras_shared.keras_own_code import is_of_keras
 
 KerasTensor: Any = keras_tensor.KerasTensor
@@ -103,7 +104,8 @@ def own_weights(layer: Any) -> list[tf.Variable]:
 
 def held_weights(layer: Any) -> list[tf.Variable]:
     """Returns the layer's own weights, without weights of inner layers."""
-    return [*layer._trainable_weights, *layer._non_trainable_weights]
+    own = [*layer._trainable_weights, *layer._non_trainable_weights]
+    return [weight for weight in own if variables.is_variable(weight)]  # see `variables.weights`
 
 
 def is_altered(layer: Any) -> bool:

@@ -256,6 +256,14 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable)
 
 
+def weights(layer: Any) -> list[Any]:
+    """Returns the weights of a layer that are variables.
+
+    On Keras 2, the weights of an adapted lookup layer contain its table, which is no variable.
+    """
+    return [weight for weight in layer.weights if is_variable(weight)]
+
+
 def value(variable: tf.Variable) -> tf.Tensor:
     """Returns the variable's current value in its own dtype, even in an autocast scope."""
     return StandIn(original(variable)).in_own_dtype()
@@ -360,14 +368,16 @@ def paths(layer: Any) -> list[str]:
     found: dict[int, str] = {}
 
     def walk(inner: Any, prefix: str) -> None:
-        for variable in [*inner._trainable_weights, *inner._non_trainable_weights]:
+        for variable in filter(
+            is_variable, inner._trainable_weights + inner._non_trainable_weights
+        ):
             found.setdefault(id(variable), f"{prefix}/{name(variable)}")
         for held in inner._flatten_layers(recursive=False, include_self=False):
             # A wrapper that replaces a layer has the layer's name.
             walk(held, prefix if held.name == inner.name else f"{prefix}/{held.name}")
 
     walk(layer, layer.name)
-    return [found.get(id(variable), path(variable)) for variable in layer.weights]
+    return [found.get(id(variable), path(variable)) for variable in weights(layer)]
 
 
 def name_scope(name: str) -> Any:

@@ -50,6 +50,11 @@ def original(variable: keras.Variable) -> keras.Variable:
     return variable
 
 
+def weights(layer: Any) -> list[Any]:
+    """Returns the weights of a layer that are variables. On Keras 3, all are variables."""
+    return list(layer.weights)
+
+
 def value(variable: keras.Variable) -> tf.Tensor:
     """Returns the variable's current value in its own dtype, even in an autocast scope."""
     if variable._value is not None and not in_stateless_scope():

@@ -41,7 +41,7 @@ class Patterns:
 
     def check(self, model: Any, *others: str) -> None:
         """Raises a ValueError if a pattern matches no layer, no weight and none of `others`."""
-        weights = [_keras.variables.path(variable) for variable in model.weights]
+        weights = [_keras.variables.path(variable) for variable in _keras.variables.weights(model)]
         known = [*(path for path, _ in _layers(model)), *weights]
         each = [(what, one) for what, some in self._expressions.items() for one in some]
         for what, expression in each:
@@ -58,8 +58,10 @@ class Patterns:
         The path of a weight need not contain the names of all layers around it.
         """
         layers = [layer for path, layer in _layers(model) if not self.choose(path)]
-        paths = [_keras.variables.path(v) for v in model.weights]
-        inside = [_keras.variables.path(v) for layer in layers for v in layer.weights]
+        paths = [_keras.variables.path(v) for v in _keras.variables.weights(model)]
+        inside = [
+            _keras.variables.path(v) for layer in layers for v in _keras.variables.weights(layer)
+        ]
         return frozenset([*inside, *(path for path in paths if not self.choose(path))])
 
     def choose(self, name: str) -> bool:

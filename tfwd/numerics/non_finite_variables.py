@@ -25,7 +25,8 @@ def non_finite_paths(
         states: bool. False if a state of a layer, such as a running minimum, may be infinite. NaN
             always counts.
     """
-    bad = non_finite([v for v in model.weights if selects(_keras.variables.path(v))])
+    weights = _keras.variables.weights(model)
+    bad = non_finite([v for v in weights if selects(_keras.variables.path(v))])
     trained = {id(variable) for variable in model.trainable_weights}
     if not states:
         bad = [variable for variable in bad if id(variable) in trained or _has_nan(variable)]

@@ -249,7 +249,7 @@ class _ProbingWatch(Watch):
             self._graph = _keras.present_graph()
             self._pass = self._probes._begin()
             self._losses = 0
-            for variable in self.model.weights:
+            for variable in _keras.variables.weights(self.model):
                 path = _keras.variables.path(variable)
                 self.check("weight", path, _keras.variables.value(variable))
         return super()._call(cls, layer, own, args, kwargs)

@@ -91,7 +91,9 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
 
 def _advice_on_weights(evidence: Evidence, bad: list[Measurement]) -> str:
     """Returns the advice on weights, or on variables of the optimizer, that are not finite."""
-    weights = {_keras.variables.path(variable) for variable in evidence.model.weights}
+    weights = {
+        _keras.variables.path(variable) for variable in _keras.variables.weights(evidence.model)
+    }
     if any(one.frame.name in weights for one in bad):
         trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
         if all(one.frame.name not in trained and not one.detail.summary.nan for one in bad):

@@ -102,7 +102,7 @@ class ReplicaStep:
                 self._origins.add(name, tensor)
                 self.watch.check("data", name, stored_values(tensor))
         if self._step.dry:
-            self._check_weights("weight", self._step.model.weights)
+            self._check_weights("weight", _keras.variables.weights(self._step.model))
 
     def _check_weights(self, kind: str, variables: Sequence[Any]) -> None:
         for variable in variables:

@@ -50,7 +50,9 @@ def traced_graph(layer: Any, call: Call | None = None, tensors: Sequence[Any] = 
 def _number_of_examples(layer: Any, call: Any) -> int:
     """Returns a prime number that divides the size of no axis of a weight or an argument."""
     shapes = [
-        value.shape for value in (*layer.weights, *tf.nest.flatten(call)) if hasattr(value, "shape")
+        value.shape
+        for value in (*_keras.variables.weights(layer), *tf.nest.flatten(call))
+        if hasattr(value, "shape")
     ]
     sizes = {size for shape in shapes for size in shape if size}
     primes = (n for n in range(1009, 10**6) if all(n % k for k in range(2, math.isqrt(n) + 1)))

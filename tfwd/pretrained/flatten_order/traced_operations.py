@@ -120,7 +120,11 @@ class OperationRecorder:
         given = self.tensors(arguments)
         if not any(_name(tensor) in self._known for tensor in given):
             self.on_constants.append(layer)
-            variables = [v for w in layer.weights for v in _keras.variables.tf_variables(w)]
+            variables = [
+                v
+                for weight in _keras.variables.weights(layer)
+                for v in _keras.variables.tf_variables(weight)
+            ]
             handles = [id(variable.handle) for variable in variables]
             self._of_constants |= {_name(tensor): handles for tensor in results}
             return
