@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from finite_check_fits import BAD, fit, make
-from planted_nan_models import data
+from finite_check_fits import BAD, fit, make, same
+from planted_nan_models import data, state
 from stack_marks import once
 
 import tfwd
@@ -14,7 +14,7 @@ from tfwd.numerics import NonFiniteError
 
 @pytest.mark.slow
 def test_the_model_has_its_own_step_again():
-    x, y = data(3)
+    x, y = batches(3)
     model = make()
     fit(model, x, y)
     own = model.train_function
@@ -67,3 +67,47 @@ def test_the_first_step_of_a_second_fit_is_checked():
     assert report.step == 5
     assert "an unchecked step" in report.causes[0].evidence
     assert "The weights before the step are lost" in report.note
+
+
+class Fits(keras.callbacks.Callback):
+    """Trains the same model further, at the end of an epoch or of a batch, in a `fit` of its own."""
+
+    def __init__(self, when, *callbacks):
+        super().__init__()
+        self.when, self.callbacks, self.is_inside = when, callbacks, False
+
+    def _fit(self):
+        if not self.is_inside:
+            self.is_inside = True
+            fit(self.model, *batches(7), *self.callbacks, batch_size=4)
+            self.is_inside = False
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.when == "epoch" and epoch == 0:
+            self._fit()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.when == "batch" and batch == 1:
+            self._fit()
+
+
+def batches(seed):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(16, size)).astype("float32") for size in (6, 1)]
+
+
+@pytest.mark.filterwarnings("ignore:FiniteCheck. skipped a step")
+@pytest.mark.parametrize("inner", [True, False], ids=["with a check", "without"])
+@pytest.mark.parametrize("when", ["epoch", "batch"])
+def test_a_fit_in_a_callback_of_a_fit(when, inner):
+    """Checks that the outer check goes on: its report, and the weights without the bad batch."""
+    x, y = batches(3)
+    bad = x.copy()
+    bad[12] = np.nan  # in the last batch of 4 examples
+    checks = [FiniteCheck("skip")] if inner else []
+    model, check = make(), FiniteCheck("skip")
+    fit(model, bad, y, check, Fits(when, *checks), batch_size=4, epochs=2)
+    assert [report.place for report in check.reports] == ["epoch 1, batch 4", "epoch 2, batch 4"]
+    plain = make()
+    fit(plain, x[:12], y[:12], Fits(when), batch_size=4, epochs=2)
+    same(state(model), state(plain))

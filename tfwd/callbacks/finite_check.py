@@ -214,9 +214,13 @@ class FiniteCheck(keras.callbacks.Callback):
             self._step, self._fitted, self._due = 0, model, None
         self._past.clear()
         self._is_first, self._left_out = True, None
-        self._policy = self._new_policy()
-        self._snapshot = None
-        if self.action == "restore":
+        self._policy, self._snapshot = self._new_policy(), None
+        self._install()
+
+    def _install(self) -> None:
+        """Replaces the model's training step with the checked step."""
+        model = self.model
+        if self.action == "restore" and self._snapshot is None:
             self._snapshot = EpochSnapshot(model, self._policy, self._checks_weight)
         if self.log_dir is not None or self.plot is not None:
             log_dir, plot = (
@@ -240,8 +244,14 @@ class FiniteCheck(keras.callbacks.Callback):
             self._check_of = self._own
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Records that `fit` with this callback makes the next call of the training function."""
+        """Records that `fit` with this callback makes the next call of the training function.
+
+        A callback may call `fit` on the same model. If this inner `fit` has another `FiniteCheck`,
+        it has put back the model's own step, since this `fit` could be an interrupted one.
+        """
         self._begun = True
+        if self._own is None:
+            self._install()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Restores the model's own training step."""
