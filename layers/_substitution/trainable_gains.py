@@ -17,10 +17,16 @@ from tfwd.parametrizations import Parametrization
 
 
 class Gains(keras.layers.Layer):
-    """The trainable tensors that belong to parametrizations of a layer's weights."""
+    """The trainable tensors that belong to parametrizations of a layer's weights.
+
+    Attributes:
+        gain_axes: dict from the id of a gain to the id of its weight, and to the axis of the weight
+            that has an entry of the gain for each of its positions.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="gains")
+        self.gain_axes: dict[int, tuple[int, int]] = {}
         self.built = True
 
     def create(self, owner: str, target: Target, element: Parametrization) -> Any:
@@ -48,6 +54,8 @@ class Gains(keras.layers.Layer):
                 initializer=first,
                 trainable=True,
             )
+        axis = element.axis % len(weight.shape)  # type: ignore[attr-defined]
+        self.gain_axes[id(variable)] = id(target.variable), axis
         setattr(self, f"gain_{len(self.weights)}", variable)  # checkpoints follow attributes
         return variable
 

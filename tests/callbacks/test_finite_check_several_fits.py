@@ -70,7 +70,7 @@ def test_the_first_step_of_a_second_fit_is_checked():
 
 
 class Fits(keras.callbacks.Callback):
-    """Trains the same model further, at the end of an epoch or of a batch, in a `fit` of its own."""
+    """Trains the same model in a `fit` of its own, at the end of an epoch or of a batch."""
 
     def __init__(self, when, *callbacks):
         super().__init__()

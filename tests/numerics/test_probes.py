@@ -320,3 +320,15 @@ def test_probes_of_two_models():
     with second:
         models[1](tf.ones((2, 3)))
     assert second.report().first is None
+
+
+def test_an_input_of_the_model_that_is_infinite():
+    """Checks the cause: `Probes` do not know the batch, but no layer ran before."""
+    model = make()
+    x, y = batch(np.inf)
+    probes = Probes(model)
+    trained(model, "eager", probes)(x, y)
+    (cause,) = probes.report().causes
+    assert cause.name == "NaN or infinity in the input"
+    assert "'encoder/first', takes" in cause.evidence
+    assert "2.08 %" in cause.evidence  # one of 48 elements

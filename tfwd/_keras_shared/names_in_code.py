@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from tfwd._keras_shared.keras_own_code import is_of_keras
@@ -13,14 +13,18 @@ from tfwd._keras_shared.keras_own_code import is_of_keras
 _LIBRARIES = ("tensorflow.", "tfwd.", "numpy", "builtins")
 
 
-def names_in_code(layer: Any) -> set[str]:
+def names_in_code(layer: Any, left_out: Collection[str] = ()) -> set[str]:
     """Returns the names in the code that users write for a layer, in lower case.
 
     The names are attributes and global names. The code includes the methods of the layer, the
     functions that are attributes of the layer, and the functions that this code calls by a name.
+
+    Args:
+        layer: The layer.
+        left_out: Names of methods whose code does not count.
     """
     found: set[str] = set()
-    waiting, seen = list(_functions(layer)), set[int]()
+    waiting, seen = list(_functions(layer, left_out)), set[int]()
     while waiting:
         given = waiting.pop()
         function = inspect.unwrap(getattr(given, "python_function", given))
@@ -35,11 +39,12 @@ def names_in_code(layer: Any) -> set[str]:
     return found
 
 
-def _functions(layer: Any) -> Iterator[Callable[..., Any]]:
+def _functions(layer: Any, left_out: Collection[str]) -> Iterator[Callable[..., Any]]:
     """Yields the functions of a layer's class, and those that are its attributes."""
     for cls in type(layer).__mro__:
         if not _is_of_library(cls):
-            yield from filter(callable, vars(cls).values())
+            methods = [value for name, value in vars(cls).items() if name not in left_out]
+            yield from filter(callable, methods)
     yield from filter(_is_of_user, vars(layer).values())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfwd._graph.tentative_assignments import replica_parts
 from tfwd.numerics.bad_step_report import Report
 from tfwd.numerics.checked_step import assign_all
 
@@ -38,8 +39,12 @@ class BadStepPolicy:
             self.failures = 0
 
     def store(self, variables: Iterable[tf.Variable]) -> None:
-        """Stores the values of variables at the end of an epoch, for "restore"."""
-        self._values = [(variable, variable.numpy()) for variable in variables]
+        """Stores the values of variables at the end of an epoch, for "restore".
+
+        Each replica has values of its own, such as the moving mean of a `BatchNormalization`.
+        """
+        parts = [part for variable in variables for part in replica_parts(variable)]
+        self._values = [(part, part.numpy()) for part in parts]
         self.failures = 0
 
     def reason_to_stop(self) -> str | None:

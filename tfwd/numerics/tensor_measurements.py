@@ -24,11 +24,10 @@ class Detail(NamedTuple):
         width: the size of the last axis; 0 for a scalar.
         rows, steps, columns: booleans along the first, the second and the last axis. True if an
             element there is not finite. Missing axes have size 0.
-        same, zero: booleans along the first axis. True if all elements there are equal, or 0.
         values: the tensor itself, if requested.
         vectors: booleans along all axes except the last. True if no element of a vector is finite.
             All are False if some vector has both finite and non-finite elements.
-        constant: booleans of the same shape. True if all elements of a vector are equal.
+        lows, highs: the smallest and the largest element of each vector, of the same shape.
     """
 
     summary: Summary
@@ -38,11 +37,10 @@ class Detail(NamedTuple):
     rows: Any
     steps: Any
     columns: Any
-    same: Any
-    zero: Any
     values: Any = ()
     vectors: Any = ()
-    constant: Any = ()
+    lows: Any = ()
+    highs: Any = ()
 
     def numbers(self) -> Detail:
         """Returns the same measurement as Python numbers and NumPy arrays."""
@@ -106,15 +104,12 @@ def _measure_values(values: tf.Tensor) -> Detail:
             return none
         return tf.reduce_any(~good, axis=[i for i in range(rank) if i != axis % rank])
 
-    inner = list(range(1, rank))
-    same = zero = vectors = constant = none
+    vectors, lows = none, tf.zeros([0], wide.dtype)
+    highs = lows
     if rank >= 2:
         some_bad, all_bad = tf.reduce_any(~good, -1), tf.reduce_all(~good, -1)
         vectors = some_bad & tf.reduce_all(some_bad == all_bad)
-        constant = tf.reduce_all(values == values[..., :1], -1)
-        corner = (slice(None), *(slice(1) for _ in inner))
-        same = tf.reduce_all(values == values[corner], inner)
-        zero = tf.reduce_all(values == 0, inner)
+        lows, highs = tf.reduce_min(wide, -1), tf.reduce_max(wide, -1)
 
     infinite = tf.constant(np.inf, wide.dtype)
     return Detail(
@@ -125,10 +120,9 @@ def _measure_values(values: tf.Tensor) -> Detail:
         along(0, 1),
         along(1, 3),
         along(-1, 2),
-        same,
-        zero,
         vectors=vectors,
-        constant=constant,
+        lows=lows,
+        highs=highs,
     )
 
 
@@ -170,8 +164,8 @@ def unpacked(numbers: np.ndarray) -> Detail:
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
     low, high = numbers[7:9].tolist()
-    found = Detail(summary, low, high, int(numbers[9]), none, steps, none, none, none)
-    return found._replace(vectors=none, constant=none)
+    found = Detail(summary, low, high, int(numbers[9]), none, steps, none)
+    return found._replace(vectors=none, lows=np.zeros(0), highs=np.zeros(0))
 
 
 def positions_text(flags: Any, most: int = 5) -> str:

@@ -8,10 +8,16 @@ import keras
 
 from tfwd import _keras
 from tfwd.path_patterns import compiled, matches
+from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
-from tfwd.pretrained.flatten_order.orders import flattened_image
+from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
+    FlattenedAxes,
+    UnknownFeatureOrder,
+    flattened_image,
+)
 from tfwd.pretrained.key_rules import (
     FamilyRules,
     Key,
@@ -25,7 +31,7 @@ from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import feature_orders, layout_of
+from tfwd.pretrained.torch_layouts import feature_orders, layout_along, layout_of
 from tfwd.pretrained.unknown_layouts import unknown_layout
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
@@ -99,6 +105,7 @@ class KeyMatching:
         self._keys = set(self._source.entries) - ignored
         steps = [step for target in self._targets if (step := self._step(target)) is not None]
         self._report_repeated_keys(steps)
+        self._report_partly_given_orders(steps)
         return steps
 
     def expected_key(self, target: Target) -> str | None:
@@ -127,19 +134,14 @@ class KeyMatching:
                 "variable, not its layer, to one of them, or ignore the other"
             )
         name = found[0]
-        transposed = key.transposed
-        if transposed is None:
-            transposed = self._styles(target)[name]
-        if transposed is None:
-            transposed = self._source.transposed
-        of_model = self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
-        orders = _orders_with_key(of_model, key)
-        is_bias = len(target.shape) == 1 or target.name == "bias"
-        depends = orders != LayerOrders() or isinstance(target.owner, keras.layers.GRUCell)
-        if depends and is_bias and self._has_keras_kernel(target):
-            transposed = False  # "bias" is a name in both libraries
-        entry, layout = self._source.entries[name], layout_of(target, transposed, orders)
-        error = unknown_layout(target, key, transposed, orders, of_model)
+        entry, of_model = self._source.entries[name], self._orders_of_model(target)
+        transposed, orders = self._is_transposed(target, key, name), self._orders_at(target, key)
+        gain_of = self._weight_of_gain(target)
+        if gain_of is not None and transposed:
+            layout, error = self._layout_of_gain(target, *gain_of)
+        else:
+            layout = layout_of(target, transposed, orders)
+            error = unknown_layout(target, key, transposed, orders, of_model)
         error = error or self._mixed_names(target, key, name, of_model)
         if error:
             self.mistakes.append(error)
@@ -151,6 +153,73 @@ class KeyMatching:
                 "the tensor in the file"
             )
         return Step(target, name, entry, layout, tuple(copies))
+
+    def _orders_of_model(self, target: Target) -> LayerOrders:
+        """Returns the orders at the owner of a variable that the model shows."""
+        return self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
+
+    def _orders_at(self, target: Target, key: Key) -> LayerOrders:
+        """Returns the orders at the owner of a variable.
+
+        A `flattened` for one weight of a layer also counts for its other weights without one.
+        """
+        given = key
+        for other in self._targets if key.flattened is None else ():
+            if other.owner is target.owner and other.path in self._choices:
+                of_other = self._choices[other.path][0]
+                given = of_other if of_other.flattened is not None else given
+        return _orders_with_key(self._orders_of_model(target), given)
+
+    def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
+        """Returns True if the file has the outputs of a kernel first.
+
+        Args:
+            target: The variable.
+            key: Its key in the mapping.
+            name: str. Its key in the file. None if the file has no such key.
+        """
+        transposed = key.transposed
+        if transposed is None and name is not None:
+            transposed = self._styles(target)[name]
+        if transposed is None:
+            transposed = self._source.transposed
+        is_bias = len(target.shape) == 1 or target.name == "bias"
+        has_orders = self._orders_at(target, key) != LayerOrders()
+        if (has_orders or isinstance(target.owner, keras.layers.GRUCell)) and is_bias:
+            # "bias" is a name in both libraries.
+            transposed = transposed and not self._has_keras_kernel(target)
+        return transposed
+
+    def _weight_of_gain(self, target: Target) -> tuple[Target, int] | None:
+        """Returns the weight of a gain of `WeightNorm`, and its axis; None for other variables."""
+        gains = getattr(target.owner, "gain_axes", {})
+        weight, axis = gains.get(id(target.variable), (None, 0))
+        found = [other for other in self._targets if id(other.variable) == weight]
+        return (found[0], axis) if found else None
+
+    def _layout_of_gain(
+        self, target: Target, weight: Target, axis: int
+    ) -> tuple[Layout, str | None]:
+        """Returns the layout of a gain, whose entries have the order of its weight, and an error.
+
+        Args:
+            target: The gain.
+            weight: Its weight.
+            axis: int. The axis of the weight with an entry of the gain for each of its positions.
+        """
+        key, names = self._choices.get(weight.path, (Key(""), {}))
+        name = next((n for n in (self.prefix + each for each in names) if n in self._keys), None)
+        layout = Layout.unchanged(target.shape)
+        if not self._is_transposed(weight, key, name):
+            return layout, None
+        found = layout_along(layout_of(weight, True, self._orders_at(weight, key)), axis)
+        if found is None:
+            return layout, (
+                f"'{target.path}' has no order in PyTorch, because the positions on axis {axis} of "
+                f"'{weight.path}' are on several axes there: write the gain to the file in Keras's "
+                "order, and map to Key(..., transposed=False)"
+            )
+        return found, None
 
     def _styles(self, target: Target) -> dict[str, bool | None]:
         """Returns the style of each key of a variable, and of each copy, as in `possible_keys`."""
@@ -230,6 +299,31 @@ class KeyMatching:
                 else f"mapping: {pattern!r} matches no variable and no layer{hint(pattern) or some}"
             )
 
+    def _report_partly_given_orders(self, steps: list[Step]) -> None:
+        """Reports weights on flattened features whose order is given for other weights only."""
+        given: list[tuple[FeatureOrder, str]] = []
+        others: list[tuple[FeatureOrder, Step]] = []
+        for step in steps:
+            key = self._choices[step.target.path][0]
+            order = feature_orders(step.target, self._orders_of_model(step.target))[0]
+            if step.target.name == "bias" or key.transposed is False:
+                continue  # a bias has the order of the outputs
+            if not isinstance(order, FlattenedAxes):
+                continue
+            if feature_orders(step.target, self._orders_at(step.target, key))[0] is None:
+                given.append((order, step.target.path))
+            else:
+                others.append((order, step))
+        for order, step in others:
+            same = [path for other, path in given if same_order(order, other)]
+            if same:
+                key = self._choices[step.target.path][0]
+                self.mistakes.append(
+                    f"'{step.target.path}' takes the same flattened features as '{same[0]}', whose "
+                    f"key has flattened=(): map to Key({key.name!r}, flattened=()) too if PyTorch "
+                    "has the same order here; otherwise give their shape in PyTorch"
+                )
+
     def _report_repeated_keys(self, steps: list[Step]) -> None:
         """Reports keys that several variables use, unless the mapping allows it."""
         users: dict[str, list[str]] = {}
@@ -260,11 +354,12 @@ def _orders_with_key(orders: LayerOrders, key: Key) -> LayerOrders:
     """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
 
     An empty `flattened` also says that the outputs have PyTorch's order, if nothing was flattened
-    before the layer.
+    before the layer, or if their order is unknown.
     """
     if key.flattened is None:
         return orders
-    if not key.flattened and orders.inputs is None:
+    is_unknown = isinstance(orders.outputs, UnknownFeatureOrder)
+    if not key.flattened and (orders.inputs is None or is_unknown):
         return LayerOrders()
     return LayerOrders(flattened_image(tuple(key.flattened)), orders.outputs)
 

@@ -40,9 +40,11 @@ def write_permuted(out: np.ndarray, values: np.ndarray, axes: tuple[int, ...]) -
 def _write_transposed(out: np.ndarray, values: np.ndarray) -> None:
     """Writes the transpose of a matrix, tile by tile."""
     itemsize = out.dtype.itemsize
-    bits = f"u{itemsize}"  # NumPy copies other dtypes slowly
     tile = np.empty((TILE, TILE + _PADDING // itemsize), out.dtype)
-    out, tile_bits = out.view(bits), tile.view(bits)
+    tile_bits = tile
+    if itemsize <= 8:
+        bits = f"u{itemsize}"  # NumPy copies other dtypes slowly
+        out, tile_bits = out.view(bits), tile.view(bits)
     rows, columns = values.shape
     for j in range(0, columns, TILE):
         for i in range(0, rows, TILE):

@@ -8,10 +8,13 @@ must give the layout.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 
 import keras
+import numpy as np
 
+from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS, unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
@@ -32,11 +35,7 @@ _CONVOLUTIONS = (
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 _SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
-_SAME_IN_TORCH = (
-    keras.layers.Embedding,
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-)
+_NORMALIZATIONS = (keras.layers.BatchNormalization, keras.layers.GroupNormalization)
 MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
 # PyTorch has the gates of a GRU in the order reset, update, new. Keras has update, reset, new.
 _GRU_GATES = (1, 0, 2)
@@ -61,7 +60,7 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
         return layout
     shape = target.shape
     if isinstance(target.owner, keras.layers.EinsumDense):
-        return _einsum_layout_of_image(target, inputs, outputs) or layout
+        return einsum_layout(target, inputs, outputs) or layout  # None is an error in the plan
     first = _split_axis(inputs, shape[0])
     if len(shape) == 1:
         return Layout(shape, first.torch_shape, first.positions, shape)
@@ -72,6 +71,31 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
     in_file = (*last.torch_shape, *first.torch_shape)
     axes = (*(len(last.positions) + position for position in first.positions), *last.positions)
     return Layout(layout.shape, in_file, axes, shape, layout.order)
+
+
+def layout_along(weight: Layout, axis: int) -> Layout | None:
+    """Returns the layout of a vector with an entry for each position on an axis of a weight.
+
+    Args:
+        weight: Layout of the weight.
+        axis: int. Axis of the variable.
+
+    Returns:
+        The layout. None if no axis of the tensor in the file has these positions.
+    """
+    size = weight.final[axis]
+    others = tuple(i for i in range(len(weight.final)) if i != axis)
+    for i, length in enumerate(weight.shape):
+        if length != size:
+            continue
+        along = np.arange(size).reshape([-1 if i == j else 1 for j in range(len(weight.shape))])
+        positions = weight.apply(np.broadcast_to(along, weight.shape))
+        first = positions.min(others)
+        if (first == positions.max(others)).all():
+            rows = tuple(first.tolist())
+            plain = Layout.unchanged((size,))
+            return plain if rows == tuple(range(size)) else dataclasses.replace(plain, rows=rows)
+    return None
 
 
 def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
@@ -93,8 +117,16 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
 def is_known_layout(target: Target) -> bool:
     """Returns True if owner and name determine the order of a variable's axes in PyTorch."""
     owner, name = target.owner, target.name
-    if len(target.shape) < 2 or name == "embeddings" or isinstance(owner, _SAME_IN_TORCH):
+    if _may_have_gates(target):
+        return False
+    if len(target.shape) < 2:
         return True
+    if not _is_made_by_keras(target):
+        return False
+    if isinstance(owner, keras.layers.Embedding):
+        return name in ("embeddings", "reverse_embeddings")
+    if isinstance(owner, _NORMALIZATIONS):
+        return _keras.is_of_keras(type(owner))
     if _is_slope_per_feature(target):
         return True
     if isinstance(owner, keras.layers.EinsumDense):
@@ -109,6 +141,36 @@ def is_known_layout(target: Target) -> bool:
     if isinstance(owner, CELLS):
         return name in ("kernel", "recurrent_kernel", "bias")
     return isinstance(owner, (keras.layers.Dense, *_CONVOLUTIONS)) and name == "kernel"
+
+
+def _is_made_by_keras(target: Target) -> bool:
+    """Returns False if a user's class makes the weight, or divides it into gates by itself.
+
+    Keras's own `build` makes the weight if the class has no other `build`, or if this one calls it.
+    """
+    owner, cls = target.owner, type(target.owner)
+    if _keras.is_of_keras(cls) or cls.__module__.startswith("tfwd."):
+        return True
+    name = target.name.lower()
+    if isinstance(owner, keras.layers.GRUCell) and not _keras.is_of_keras(cls, "call"):
+        return name not in _keras.names_in_code(owner)
+    if _keras.is_of_keras(cls, "build"):
+        return True
+    return (
+        name not in _keras.names_in_code(owner)
+        or "build" in inspect.unwrap(cls.build).__code__.co_names
+    )
+
+
+def _may_have_gates(target: Target) -> bool:
+    """Returns True for a vector of a user's GRU cell that may have an entry for each gate."""
+    owner = target.owner
+    return (
+        isinstance(owner, keras.layers.GRUCell)
+        and len(target.shape) == 1
+        and target.name != "bias"
+        and target.shape[0] == 3 * owner.units
+    )
 
 
 def _split_axis(order: FeatureOrder, size: int) -> FlattenedAxes:
@@ -182,9 +244,7 @@ def _einsum_layout(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> L
     return Layout(in_file, split, tuple(order.index(axis) for axis in terms.kernel), shape)
 
 
-def _einsum_layout_of_image(
-    target: Target, inputs: FeatureOrder, outputs: FeatureOrder
-) -> Layout | None:
+def einsum_layout(target: Target, inputs: FeatureOrder, outputs: FeatureOrder) -> Layout | None:
     """Returns the layout of a weight of an einsum layer that flattens or makes an image.
 
     Args:

@@ -18,7 +18,13 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import CELLS, MATRICES, feature_orders, is_known_layout
+from tfwd.pretrained.torch_layouts import (
+    CELLS,
+    MATRICES,
+    einsum_layout,
+    feature_orders,
+    is_known_layout,
+)
 
 
 def unknown_layout(
@@ -48,7 +54,17 @@ def unknown_layout(
             f"{start} with reset_after=False, whose formula differs from PyTorch's GRU: use "
             "reset_after=True"
         )
-    if is_known_layout(target) or sum(size > 1 for size in shape) < 2:
+    if is_known_layout(target):
+        return None
+    if isinstance(owner, keras.layers.GRUCell) and len(shape) == 1:
+        if is_given:
+            return None
+        return (
+            f"{start}, and has {shape[0]} entries. If they belong to gates, PyTorch has the gates "
+            "in another order: write the entries to the file in the order update, reset, new. Map "
+            f"to Key({key.name!r}, transposed=False)"
+        )
+    if sum(size > 1 for size in shape) < 2:
         return None
     start += ", and tfwd does not know PyTorch's order of axes for this layer"
     if len(shape) != 2:
@@ -103,6 +119,12 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
             "transposed=False)"
         )
     rank, is_einsum = len(target.shape), isinstance(target.owner, keras.layers.EinsumDense)
+    if is_einsum and einsum_layout(target, inputs, outputs) is None:
+        return (
+            f"'{target.path}' is {target.shape}, and PyTorch has no weight for a part of the axes "
+            "of an image: write the tensor to the file in Keras's order of axes, and map to "
+            f"Key({key.name!r}, transposed=False)"
+        )
     if isinstance(inputs, JoinedFeatures) and is_einsum:
         terms = einsum_terms(target.owner)
         if terms.summed != [terms.kernel[0]]:

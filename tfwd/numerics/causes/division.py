@@ -10,6 +10,7 @@ from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
 from tfwd.numerics.causes.loss_rows import bad_rows
+from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.tensor_measurements import Measurement
 
@@ -69,22 +70,23 @@ def _may_take(evidence: Evidence, before: Measurement) -> bool:
 
 def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
     """Yields special properties of a layer's input, in the rows where the layer makes NaN."""
-    vectors = first.detail.vectors
-    if vectors.ndim > 1 and vectors.any() and vectors.shape == before.detail.constant.shape:
+    vectors, lows, highs = first.detail.vectors, before.detail.lows, before.detail.highs
+    limit = exp_limit(first)
+    if vectors.ndim > 1 and vectors.any() and vectors.shape == lows.shape:
         inner = tuple(range(1, vectors.ndim))
         partly = (vectors.any(inner) & ~vectors.all(inner)).any()
-        constant = before.detail.constant
-        if partly and before.detail.width > 1 and _only_in(constant, vectors):
+        if partly and before.detail.width > 1 and _is_deviation(lows, highs, vectors, limit):
             yield f"'{before.frame.label}' is constant within each vector that becomes NaN"
             return
     rows = first.detail.rows
-    if not rows.any() or rows.shape != before.detail.zero.shape or before.frame.kind == "data":
+    if not rows.any() or rows.shape != lows.shape[:1] or before.frame.kind == "data":
         return
     if not _has_whole_vectors(first):
         return
-    if _only_in(before.detail.zero, rows):
+    lows, highs = lows.reshape(len(rows), -1).min(1), highs.reshape(len(rows), -1).max(1)
+    if _only_in((lows == 0) & (highs == 0), rows):
         yield f"all elements of '{before.frame.label}' are 0, so its norm and its sum are 0"
-    elif _only_in(before.detail.same, rows) and before.detail.width > 1:
+    elif before.detail.width > 1 and _is_deviation(lows, highs, rows, limit):
         yield f"'{before.frame.label}' is constant, so its deviation is 0"
 
 
@@ -97,6 +99,23 @@ def _has_whole_vectors(first: Measurement) -> bool:
     if not vectors.size or vectors.shape[:1] != rows.shape:
         return True  # it is not known
     return bool(vectors.reshape(len(rows), -1).any(1)[rows].all())
+
+
+def _is_deviation(lows: np.ndarray, highs: np.ndarray, bad: np.ndarray, limit: float) -> bool:
+    """Returns True if vectors are constant exactly where a tensor is NaN.
+
+    It returns False if the sign or the size of their elements explains NaN too: a root of a
+    negative number is NaN, and so is a quotient of two exponentials that overflow.
+
+    Args:
+        lows: Smallest element of each vector.
+        highs: Largest element of each vector.
+        bad: Booleans. True for a vector where the tensor is NaN.
+        limit: The exponential of a larger number is infinite.
+    """
+    are_negative = (highs[bad] < 0).all() and not (lows[~bad] < 0).any()
+    are_large = (lows[bad] > limit).all() and not (highs[~bad] > limit).any()
+    return _only_in(lows == highs, bad) and not are_negative and not are_large
 
 
 def _only_in(holds: np.ndarray, bad: np.ndarray) -> bool:
@@ -118,5 +137,5 @@ def _seen_in_data(evidence: Evidence, first: Measurement) -> Iterator[str]:
                 continue
             if _only_in((flat == 0).all(1), rows):
                 yield f"all elements of '{name}' are 0"
-            elif _only_in((flat == flat[:, :1]).all(1), rows):
+            elif _is_deviation(flat.min(1), flat.max(1), rows, exp_limit(first)):
                 yield f"'{name}' is constant, so its deviation is 0"

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfwd import _keras
+from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import (
@@ -60,6 +62,13 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
             "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
             "choose a batch size that leaves no last batch of 1."
         )
+    if kind == "UnitNormalization":
+        yield Cause(
+            "a division of 0 by 0",
+            f"The first non-finite tensor is {what} by the norm of each vector.{detail}",
+            "look for vectors that are 0, or so small that their squares are 0.",
+        )
+        return
     yield Cause(
         "a variance near zero",
         f"The first non-finite tensor is {what} by the root of a variance plus epsilon"
@@ -101,24 +110,36 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     where = ""
     if rows := evidence.rows_text(first):
         where = f" The non-finite elements are in {rows}."
+    if infinite and not found.nan and not overflowing and found.abs_max > SQUARED_IS_FINITE:
+        yield Cause(
+            "an overflow in the forward pass",
+            f"{what} infinity from finite numbers. The largest finite result is "
+            f"{found.abs_max:.3g}. The values of '{before.frame.label}' are from {given.low:.3g} "
+            f"to {given.high:.3g}.{where}",
+            "scale the factors of the product, or the terms of the sum, before they are combined.",
+        )
+        return
     zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
     where += _input_at_position(evidence, first, before)
     scale = large_inputs(evidence, "x")
+    overflow = f"a product or a sum beyond {float(tf.as_dtype(first.frame.dtype).max):.2g}"
     reasons = []
     if found.nan:
-        reasons.append("NaN comes from 0/0, infinity minus infinity, an arccosine beyond 1, or a "
-                       "root, a fractional power or a logarithm of a negative number")  # fmt: skip
+        reasons.append(
+            "NaN comes from 0/0, 0 times infinity, infinity minus infinity, an arccosine beyond 1, "
+            "or a root, a fractional power or a logarithm of a negative number"
+        )
     if overflowing:
         what_exp = "data above" if before.frame.kind == "data" else "an output above"
         limit = f"{exp_limit(before):.3g}, the limit of {before.frame.dtype}"
         reasons.append(f"+infinity comes from the exponential of {what_exp} {limit}")
     elif found.positive_inf:
         reasons.append(
-            f"+infinity comes from 1/0, an exponential beyond {exp_limit(first):.3g}, or minus a "
-            "logarithm of 0"
+            f"+infinity comes from 1/0, an exponential beyond {exp_limit(first):.3g}, minus a "
+            f"logarithm of 0, or {overflow}"
         )
     if found.negative_inf:
-        reasons.append("-infinity comes from a logarithm of 0, or from -1/0")
+        reasons.append(f"-infinity comes from a logarithm of 0, from -1/0, or from {overflow}")
     advice = (
         f"clip '{before.frame.name}' before the exponential, as with tf.clip_by_value(.., -20, 20),"
         " or subtract its maximum; a lower learning rate or clipped gradients keep it small"

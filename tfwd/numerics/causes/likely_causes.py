@@ -22,6 +22,7 @@ STATE, EXPLODING = "a state that grows from step to step", "exploding gradients"
 
 GIVEN: list[Rule] = [
     step_inputs.data,
+    step_inputs.inputs_of_first_layer,
     step_inputs.empty,
     step_inputs.weights,
     step_inputs.arguments,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.overflow import exp_limit
 
 BOUNDED = ("tanh", "sigmoid", "softsign", "hard_sigmoid", "hard_tanh")
 
@@ -20,6 +22,11 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
     if not step:
         return
     layer = evidence.layer(first.frame.name)
+    infinite = first.detail.summary.non_finite - first.detail.summary.nan
+    is_large = infinite or max(first.detail.high, -first.detail.low) > exp_limit(first)
+    has_custom_cell = hasattr(layer, "cell") and not _keras.is_of_keras(type(layer.cell))
+    if has_custom_cell and not is_large:
+        return  # the cell may compute a root or a quotient; a state that grows is large first
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     unbounded = bool(activation) and activation not in BOUNDED
     reason = (

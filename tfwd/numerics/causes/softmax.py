@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import keras
 import numpy as np
 
 from tfwd import _keras
@@ -35,7 +36,7 @@ def all_masked(evidence: Evidence) -> Iterator[Cause]:
         after = [one for one in evidence.bad("output") if one.detail.summary.nan]
         # All inputs of a softmax are -infinity in some vector, and NaN follows.
         all_inputs = bool(after) and first.detail.vectors.any()
-        all_inputs = all_inputs and not _has_no_softmax(evidence, after[0])
+        all_inputs = all_inputs and _may_have_softmax(evidence, after[0])
         if not (_is(first, MASKS) or (after and _is(after[0], NAMES)) or all_inputs):
             return
         then = f" NaN follows in '{after[0].frame.label}'." if after else ""
@@ -91,25 +92,19 @@ def _may_be_softmax(evidence: Evidence, first: Measurement) -> bool:
 
 
 def _may_have_softmax(evidence: Evidence, found: Measurement) -> bool:
-    """Returns False for the output of a user's layer whose code names no softmax and no layer."""
+    """Returns False for the output of a layer if no code in it names a softmax."""
     layer = evidence.layer(found.frame.name)
-    if layer is None or _keras.is_of_keras(type(layer)) or _is(found, NAMES):
+    if layer is None or _is(found, NAMES):
         return True
-    inside = _keras.layers.all_layers(layer)
-    if any(
-        _keras.is_of_keras(type(each)) and "Dense" not in type(each).__name__ for each in inside
-    ):
-        return True
-    names = set[str]().union(*map(_keras.names_in_code, inside))
+    names = set[str]()
+    for each in _keras.layers.all_layers(layer):
+        if isinstance(each, keras.Model) and not isinstance(each, keras.Sequential):
+            return True  # it may contain operations that are no layers
+        names |= _keras.names_in_code(each)
+        if _keras.is_of_keras(type(each)):
+            activation = getattr(getattr(each, "activation", None), "__name__", "")
+            names |= {type(each).__name__.lower(), each.name.lower(), activation.lower()}
     return any(word in name for name in names for word in ("softmax", "exp", "attention"))
-
-
-def _has_no_softmax(evidence: Evidence, found: Measurement) -> bool:
-    """Returns True if a tensor is the output of a layer of Keras without a softmax, as Dense."""
-    layer = evidence.layer(found.frame.name)
-    if layer is None or not _keras.is_of_keras(type(layer)) or _is(found, NAMES):
-        return False
-    return getattr(getattr(layer, "activation", None), "__name__", "") != "softmax"
 
 
 def _is_of_tfwd(cls: type) -> bool:
@@ -128,7 +123,9 @@ def single_queries(evidence: Evidence, first: Measurement) -> str:
     inner = tuple(range(1, vectors.ndim))
     if not (vectors.any(inner) & ~vectors.all(inner)).any():
         return ""
-    constant = np.zeros(0, bool) if before is None else before.detail.constant
+    constant = np.zeros(0, bool)
+    if before is not None:
+        constant = before.detail.lows == before.detail.highs
     if constant.shape == vectors.shape and constant[vectors].all():  # a norm or a deviation of 0
         return ""
     queries = vectors.any(tuple(range(1, vectors.ndim - 1)))

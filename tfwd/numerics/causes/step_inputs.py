@@ -48,6 +48,20 @@ def data(evidence: Evidence) -> Iterator[Cause]:
         )
 
 
+def inputs_of_first_layer(evidence: Evidence) -> Iterator[Cause]:
+    """Checks the inputs of the first layer, if the batch is not known, as for `Probes`."""
+    first = evidence.first
+    before = evidence.found[: evidence.found.index(first)]
+    has_run = any(one.frame.kind in ("output", "pre-activation") for one in before)
+    if evidence.data or first.frame.kind != "input" or has_run:
+        return
+    yield Cause(
+        "NaN or infinity in the input",
+        f"The first layer, '{first.frame.name}', takes {first.detail.summary}.",
+        "check the batch that the model is called on, and the code of the model before this layer.",
+    )
+
+
 def empty(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a batch without examples, as a replica gets from a short last batch."""
     names = [name for name, values in evidence.data.items() if values.ndim and not len(values)]

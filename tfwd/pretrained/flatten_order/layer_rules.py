@@ -117,9 +117,12 @@ def _recurrent(call: Call) -> list[TensorAxes]:
     cells = groups.recurrent_cells(layer)
     states = [t.last for t in call.tensors[1:]]
     reason = f"'{call.name}' has steps in an unknown order"
+    from_state = f"'{call.name}' takes flattened features as its state"
     for cell in cells:
         call.recorder.record_axis(cell, "inputs", tensor.last)
-        call.recorder.record_plain([cell], "inputs", [tensor.axes[1], *states], reason)
+        call.recorder.record_plain([cell], "inputs", [tensor.axes[1]], reason)
+        for side in ("inputs", "outputs"):
+            call.recorder.record_plain([cell], side, states, from_state)
         if not _keras.is_of_keras(type(cell), "call"):
             inner = [each for each in _keras.layers.all_layers(cell)]
             text = f"the cell '{cell.name}' takes a flattened image, or an image"
@@ -136,7 +139,7 @@ def _recurrent(call: Call) -> list[TensorAxes]:
         axes: list[Axis | None] = [tensor.axes[0], *(None,) * (len(each) - 1)]
         if len(each) == 3:
             axes[1] = tensor.axes[1]
-        axes[-1] = None if each[-1] == 1 else Axis(each[-1])
+        axes[-1] = None if each[-1] == 1 else dependent_axis(each[-1], states, from_state)
         inside = _keras.layers.all_layers(layer)
         text = f"its outputs become an image after '{call.name}'"
         call.recorder.record_plain(inside, "outputs", [axes[-1]], text)

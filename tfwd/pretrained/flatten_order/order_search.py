@@ -93,14 +93,15 @@ class _Search:
         takes_image = isinstance(given, tuple) and len(given) > 3
         if self._image_layers or takes_image:
             self.recorder.record_unexplained(unseen, _last_sizes(given))
-        if not is_shown and reshapes_in_code(model):
-            self._record_hidden_reshape(model, unseen)
+        for each in everything:
+            if reshapes_in_code(each, is_traced=is_shown or each is not model):
+                self._record_hidden_reshape(each, unseen)
         if is_shown and any(id(layer) in self._image_layers for layer in unseen):
             self.recorder.record_kernels(everything)
 
     def _record_hidden_reshape(self, model: Any, layers: Sequence[Any]) -> None:
         """Records unknown orders for layers of a model whose code names a reshape."""
-        reason = f"a method of {type(model).__name__}, which tfwd cannot trace, names a reshape"
+        reason = f"a method of {type(model).__name__}, which tfwd does not trace, names a reshape"
         for layer in layers:
             for owner in kernel_owners(layer):
                 if may_be_image(owner.kernel.shape[0]):

@@ -101,6 +101,7 @@ def _traced(
 
     with (
         _keras.layers.kept_losses(layer),
+        _kept_attributes(inside),
         graph.as_default(),
         _functions_are_inline(),
         call_interception.Captured(),
@@ -117,6 +118,34 @@ def _traced(
     if not any(map(has_image_layers, recorder.on_constants)):  # otherwise they may make an image
         callers += recorder.on_constants
     return Graph(inputs, results, recorder.nodes, callers, recorder.reshaped)
+
+
+@contextlib.contextmanager
+def _kept_attributes(layers: Sequence[Any]) -> Iterator[None]:
+    """Restores the attributes in which calls have left symbolic tensors, after the body."""
+    before = [(vars(layer), dict(vars(layer))) for layer in layers]
+    lists = [value for _, old in before for value in old.values() if isinstance(value, list)]
+    lengths = list(map(len, lists))
+    try:
+        yield
+    finally:
+        for present, old in before:
+            left = {
+                name
+                for name, value in present.items()
+                if value is not old.get(name) and _holds_symbolic(value)
+            }
+            for name in left:
+                del present[name]
+            present.update((name, old[name]) for name in left & old.keys())
+        for value, length in zip(lists, lengths, strict=True):
+            if _holds_symbolic(value[length:]):
+                del value[length:]
+
+
+def _holds_symbolic(value: Any) -> bool:
+    held = tf.nest.flatten(value) if isinstance(value, (list, tuple, dict)) else [value]
+    return any(isinstance(each, tf.Tensor) and tf.is_symbolic_tensor(each) for each in held)
 
 
 class HiddenCall(Exception):

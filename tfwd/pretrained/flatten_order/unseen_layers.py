@@ -46,9 +46,15 @@ def unseen_images(layers: Sequence[Any], has_images: bool) -> list[tuple[Side, S
     return found
 
 
-def reshapes_in_code(layer: Any) -> bool:
-    """Returns True if a method of a user's layer names a reshape."""
-    return any(word in name for name in _keras.names_in_code(layer) for word in _RESHAPES)
+def reshapes_in_code(layer: Any, *, is_traced: bool) -> bool:
+    """Returns True if a method of a user's layer names a reshape.
+
+    Args:
+        layer: The layer.
+        is_traced: bool. True if `call` is known from its trace. Other methods count then.
+    """
+    names = _keras.names_in_code(layer, ("call", "build") if is_traced else ())
+    return any(word in name for name in names for word in _RESHAPES)
 
 
 def may_be_image(size: int) -> bool:

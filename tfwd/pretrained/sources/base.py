@@ -128,6 +128,6 @@ def source_errors(path: str | os.PathLike[str], *errors: type[Exception]) -> Ite
         raise SourceError(f"{path} does not exist") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    except errors as error:
+    except (*errors, RecursionError) as error:  # also JSON with very many brackets
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise SourceError(f"{path} is damaged, or has the wrong extension: {reason}") from error

@@ -84,7 +84,7 @@ class ArchiveSource(Source):
                 return None
             try:
                 found = json.loads(member.read(shape[0]))
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
         is_own = isinstance(found, dict) and str(found.get("format", "")).startswith("tfwd ")
         return found if is_own else None

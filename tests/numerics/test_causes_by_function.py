@@ -1,0 +1,137 @@
+"""Causes in custom layers, where the function decides and not the special values of its input.
+
+The oracle is the function in NumPy: it says which elements are NaN or infinite, and why.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from non_finite_reports import Elementwise, names, report_of
+
+layers = keras.layers
+DOMAIN, ZERO = "a function outside its domain", "a division of 0 by 0"
+
+
+def report_on(function, x):
+    """Returns the report on a layer that calls a function of the inputs."""
+    layer = Elementwise(function, name="own")
+    outputs = layers.Dense(1)(layers.Flatten()(layer(inputs := keras.Input(x.shape[1:]))))
+    return report_of(keras.Model(inputs, outputs), x, np.ones((8, 1), "float32"))
+
+
+def quotient(x):
+    return tf.exp(x) / tf.reduce_sum(tf.exp(x), -1, keepdims=True)
+
+
+def difference(x):
+    return tf.exp(x) - tf.exp(x + 1)
+
+
+def scaled(x):
+    spread = tf.math.reduce_std(x, -1, keepdims=True)
+    return (x - tf.reduce_mean(x, -1, keepdims=True)) / spread
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 3)], ids=["rows", "vectors"])
+@pytest.mark.parametrize(
+    ("function", "value", "cause"),
+    [
+        (tf.sqrt, -2, DOMAIN),
+        (tf.math.log, -2, DOMAIN),
+        (quotient, 200, DOMAIN),
+        (difference, 200, DOMAIN),
+        (scaled, 2, ZERO),
+    ],
+)
+def test_elements_that_are_equal(function, value, cause, shape):
+    """Checks that equal elements are called 0/0 only if their sign and size explain nothing."""
+    x = np.random.default_rng(0).uniform(0.1, 3, (8, *shape)).astype("float32")
+    x[(2, *(1,) * (len(shape) - 1))] = value
+    assert names(report_on(function, x)) == [cause]
+
+
+def test_a_negative_constant_among_negative_numbers():
+    """Checks that 0/0 is found if other rows have negative elements and are finite."""
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    x[2] = -2
+    assert names(report_on(scaled, x)) == [ZERO]
+
+
+def test_a_product_that_overflows():
+    """Checks the cause of infinity in a product, and that its row is named."""
+    x = np.random.default_rng(0).uniform(0.1, 3, (8, 3)).astype("float32")
+    x[5, 1] = 4
+    (cause,) = report_on(lambda x: x * 1e38, x).causes
+    assert cause.name == "an overflow in the forward pass"
+    assert "own' makes infinity from finite numbers" in cause.evidence
+    assert "row 5 of the batch" in cause.evidence
+
+
+def test_an_exponential_that_overflows():
+    """Checks that an exponential is not called a product, although its results are large."""
+    x = np.random.default_rng(0).uniform(80, 88, (8, 3)).astype("float32")
+    x[5, 1] = 90
+    (cause,) = report_on(tf.exp, x).causes
+    assert cause.name == DOMAIN
+    assert "+infinity comes from the exponential" in cause.advice
+
+
+class Cell(layers.Layer):
+    """A cell whose state is a root of its input, or the square of the last state."""
+
+    state_size = output_size = 2
+
+    def __init__(self, grows, **kwargs):
+        super().__init__(**kwargs)
+        self.grows = grows
+
+    def call(self, x, states):
+        new = tf.square(states[0]) + 2 if self.grows else tf.sqrt(x[:, :2]) + 0.0 * states[0]
+        return new, [new]
+
+
+@pytest.mark.parametrize(
+    ("grows", "cause"), [(False, DOMAIN), (True, "a state that grows from step to step")]
+)
+def test_a_state_in_a_custom_cell(grows, cause):
+    """Checks that a root in a time step is not called a state that grows."""
+    x = np.random.default_rng(0).uniform(0.1, 3, (8, 9, 3)).astype("float32")
+    x[4, 2, 0] = -9
+    inputs = keras.Input((9, 3))
+    outputs = layers.Dense(1)(layers.RNN(Cell(grows, name="cell"), name="rnn")(inputs))
+    report = report_of(keras.Model(inputs, outputs), x, np.ones((8, 1), "float32"))
+    assert names(report) == [cause]
+
+
+def test_a_vector_of_zeros_in_a_unit_normalization():
+    """Checks that the cause speaks of a norm: the layer has no variance and no epsilon."""
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    x[4] = 0
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(3, name="d"), layers.UnitNormalization(name="u")]
+    )
+    try:
+        report = report_of(model, x, np.ones((8, 3), "float32"), jit_compile=True)
+    except pytest.fail.Exception:
+        pytest.skip("this build of XLA returns 0 for a vector of zeros")
+    assert report.causes[0].name == ZERO
+    assert "the norm of each vector" in report.causes[0].evidence
+    assert all("epsilon" not in cause.evidence for cause in report.causes)
+
+
+@pytest.mark.parametrize("hidden", [None, layers.Dense, layers.SimpleRNN])
+def test_a_mean_of_padding_alone(hidden):
+    """Checks a text of padding in Keras's own layers: its mean is 0/0, and no softmax is there."""
+    words = np.random.default_rng(0).integers(1, 9, (8, 5)).astype("int32")
+    words[3] = 0
+    inputs = keras.Input((5,), dtype="int32")
+    vectors = layers.Embedding(9, 4, mask_zero=True, name="words")(inputs)
+    if hidden is not None:
+        options = {} if hidden is layers.Dense else {"return_sequences": True}
+        vectors = hidden(4, name="hidden", **options)(vectors)
+    outputs = layers.Dense(1, name="last")(layers.GlobalAveragePooling1D(name="mean")(vectors))
+    report = report_of(keras.Model(inputs, outputs), words, np.ones((8, 1), "float32"))
+    assert report.first.frame.name == "mean"
+    assert names(report) == [ZERO]
+    assert "row 3 of the batch" in report.causes[0].evidence
