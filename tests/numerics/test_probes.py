@@ -330,5 +330,5 @@ def test_an_input_of_the_model_that_is_infinite():
     trained(model, "eager", probes)(x, y)
     (cause,) = probes.report().causes
     assert cause.name == "NaN or infinity in the input"
-    assert "'encoder/first', takes" in cause.evidence
+    assert "'encoder', takes" in cause.evidence
     assert "2.08 %" in cause.evidence  # one of 48 elements

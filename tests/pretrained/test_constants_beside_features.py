@@ -234,7 +234,7 @@ def test_a_decoder_of_two_arguments(tmp_path):
     model = Conditional()
     model(ROWS, tf.constant([1, 2]))
     file = saved(tmp_path, {"d.weight": RNG.normal(size=(60, 7))})
-    with pytest.raises(PlanError, match="Conditional, which tfwd cannot trace, names a reshape"):
+    with pytest.raises(PlanError, match="Conditional, which tfwd does not trace, names a reshape"):
         load(model, file, mapping={"d": "d"})
 
 

@@ -67,6 +67,9 @@ class KeyMatching:
     ) -> None:
         self._source, self._targets = source, targets
         self._keys = set(source.entries)
+        self._of_owner: dict[int, list[Target]] = {}
+        for target in targets:
+            self._of_owner.setdefault(id(target.owner), []).append(target)
         self._orders = orders_by_layer(model)
         self.mistakes: list[str] = list(family_rules.problems) if family_rules else []
         rules = KeyRules(mapping or {})
@@ -164,10 +167,9 @@ class KeyMatching:
         A `flattened` for one weight of a layer also counts for its other weights without one.
         """
         given = key
-        for other in self._targets if key.flattened is None else ():
-            if other.owner is target.owner and other.path in self._choices:
-                of_other = self._choices[other.path][0]
-                given = of_other if of_other.flattened is not None else given
+        for other in self._of_owner[id(target.owner)] if key.flattened is None else ():
+            of_other = self._choices.get(other.path, (key, None))[0]
+            given = of_other if of_other.flattened is not None else given
         return _orders_with_key(self._orders_of_model(target), given)
 
     def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
@@ -193,9 +195,10 @@ class KeyMatching:
     def _weight_of_gain(self, target: Target) -> tuple[Target, int] | None:
         """Returns the weight of a gain of `WeightNorm`, and its axis; None for other variables."""
         gains = getattr(target.owner, "gain_axes", {})
-        weight, axis = gains.get(id(target.variable), (None, 0))
-        found = [other for other in self._targets if id(other.variable) == weight]
-        return (found[0], axis) if found else None
+        if id(target.variable) not in gains:
+            return None
+        weight, axis = gains[id(target.variable)]
+        return next(other for other in self._targets if id(other.variable) == weight), axis
 
     def _layout_of_gain(
         self, target: Target, weight: Target, axis: int
@@ -250,8 +253,8 @@ class KeyMatching:
 
     def _has_keras_kernel(self, target: Target) -> bool:
         """Returns True if the file has another weight of the same layer in Keras's style."""
-        for other in self._targets:
-            if other.owner is not target.owner or other.path not in self._choices:
+        for other in self._of_owner[id(target.owner)]:
+            if other.path not in self._choices:
                 continue
             if self._choices[other.path][0].transposed is False:
                 return True

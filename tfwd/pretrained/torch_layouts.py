@@ -151,15 +151,10 @@ def _is_made_by_keras(target: Target) -> bool:
     owner, cls = target.owner, type(target.owner)
     if _keras.is_of_keras(cls) or cls.__module__.startswith("tfwd."):
         return True
-    name = target.name.lower()
     if isinstance(owner, keras.layers.GRUCell) and not _keras.is_of_keras(cls, "call"):
-        return name not in _keras.names_in_code(owner)
-    if _keras.is_of_keras(cls, "build"):
-        return True
-    return (
-        name not in _keras.names_in_code(owner)
-        or "build" in inspect.unwrap(cls.build).__code__.co_names
-    )
+        return target.name not in _keras.names_in_code(owner)
+    own_build = inspect.unwrap(cls.build)
+    return _keras.is_of_keras(cls, "build") or "build" in own_build.__code__.co_names
 
 
 def _may_have_gates(target: Target) -> bool:

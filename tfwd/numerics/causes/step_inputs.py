@@ -55,8 +55,9 @@ def inputs_of_first_layer(evidence: Evidence) -> Iterator[Cause]:
     has_run = any(one.frame.kind in ("output", "pre-activation") for one in before)
     if evidence.data or first.frame.kind != "input" or has_run:
         return
+    what = "input"
     yield Cause(
-        "NaN or infinity in the input",
+        f"NaN or infinity in the {what}",
         f"The first layer, '{first.frame.name}', takes {first.detail.summary}.",
         "check the batch that the model is called on, and the code of the model before this layer.",
     )

@@ -120,6 +120,7 @@ def source_errors(path: str | os.PathLike[str], *errors: type[Exception]) -> Ite
         path: Path of the file.
         *errors: Exceptions that a library raises for an incomplete file.
     """
+    kinds: tuple[type[Exception], ...] = (*errors, RecursionError)  # JSON with many brackets
     try:
         yield
     except SourceError:
@@ -128,6 +129,6 @@ def source_errors(path: str | os.PathLike[str], *errors: type[Exception]) -> Ite
         raise SourceError(f"{path} does not exist") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (*errors, RecursionError) as error:  # also JSON with very many brackets
+    except kinds as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise SourceError(f"{path} is damaged, or has the wrong extension: {reason}") from error

@@ -1,0 +1,186 @@
+"""Orders that a key gives for one weight, and that other weights must have too.
+
+The oracle is PyTorch's formula in NumPy.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from flattened_images import saved, sequential
+
+from tfwd.pretrained import Key, PlanError, SourceError, load
+
+RNG = np.random.default_rng(1)
+layers = keras.layers
+K = RNG.normal(size=(4, 4))
+CONV = {"c.weight": K[..., None, None]}
+
+
+def pointwise(image):
+    """A convolution of `[examples, height, width, channels]` with the kernel K."""
+    return np.einsum("nhwc,oc->nhwo", image, K)
+
+
+def conv():
+    return layers.Conv2D(4, 1, use_bias=False, name="c")
+
+
+@pytest.mark.parametrize("given", ["kernel", "bias", "both"])
+def test_outputs_in_the_same_order(given, tmp_path):
+    """Checks that `flattened=()` of the kernel counts for the bias, and the other way round."""
+    x = RNG.normal(size=(2, 5)).astype("float32")
+    w, b = RNG.normal(size=(24, 5)), RNG.normal(size=24)
+    dense = layers.Dense(24, name="d")
+    model = sequential(keras.Input((5,)), dense, layers.Reshape((2, 3, 4)), conv())
+    same = {given} if given != "both" else {"kernel", "bias"}
+    names = {"kernel": "d.weight", "bias": "d.bias"}
+    keys = {f"d/{k}": Key(v, flattened=()) if k in same else v for k, v in names.items()}
+    load(model, saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV), mapping={"c": "c", **keys})
+    expected = pointwise((x @ w.T + b).reshape(2, 2, 3, 4))
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_normalization_before_the_kernel(tmp_path):
+    """Checks that both weights on the same features need `flattened=()`, or none."""
+    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+    w, scale = RNG.normal(size=(5, 24)), RNG.normal(size=24)
+    norm = layers.BatchNormalization(name="n", epsilon=0.0)
+    dense = layers.Dense(5, use_bias=False, name="f")
+    model = sequential(keras.Input((2, 3, 4)), conv(), layers.Flatten(), norm, dense)
+    stored = {"f.weight": w, "n.weight": scale, "n.bias": 0 * scale}
+    stored |= {"n.running_mean": 0 * scale, "n.running_var": 0 * scale + 1}
+    folder = saved(tmp_path, stored, CONV)
+    keys = {"c": "c", "n": "n", "f": Key("f", flattened=())}
+    with pytest.raises(PlanError, match=r"takes the same flattened features as 'f/kernel', whose"):
+        load(model, folder, mapping=keys)
+    load(model, folder, mapping={**keys, "n": Key("n", flattened=())})
+    expected = (pointwise(x).reshape(2, 24) * scale) @ w.T
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+    load(model, folder, mapping={name: name for name in "cnf"})
+    flat = pointwise(x).transpose(0, 3, 1, 2).reshape(2, 24)
+    np.testing.assert_allclose(model(x), (flat * scale) @ w.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_bias_for_a_part_of_the_axes_of_an_image(tmp_path):
+    x = RNG.normal(size=(2, 5)).astype("float32")
+    dense = layers.EinsumDense("bi,ihwc->bhwc", (2, 3, 4), bias_axes="wc", name="d")
+    model = sequential(keras.Input((5,)), dense, conv())
+    model(x)
+    folder = saved(tmp_path, {"d.weight": RNG.normal(size=(24, 5)), "d.bias": np.ones(12)}, CONV)
+    with pytest.raises(PlanError, match="no weight for a part of the axes"):
+        load(model, folder, mapping={"d": "d", "c": "c"})
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+def test_flattened_features_as_a_state(kind, tmp_path):
+    """Checks that the next kernel is refused too: the outputs have the order of the state."""
+    image, steps = keras.Input((2, 3, 4)), keras.Input((3, 5))
+    state = layers.Flatten()(conv()(image))
+    layer = getattr(layers, kind)(24, use_bias=False, name="r")
+    outputs = layer(steps, initial_state=[state] * (2 if kind == "LSTM" else 1))
+    model = keras.Model([image, steps], layers.Dense(2, use_bias=False, name="f")(outputs))
+    size = layer.weights[0].shape[1]
+    stored = {"r.weight_ih": np.ones((size, 5)), "r.weight_hh": np.ones((size, 24))}
+    folder = saved(tmp_path, stored, {"f.weight": np.ones((2, 24))}, CONV)
+    keys = {"/.*/recurrent_kernel": "r.weight_hh", "c": "c", "f": "f"}
+    with pytest.raises(PlanError) as caught:
+        load(model, folder, mapping={"/.*cell/kernel": "r.weight_ih", **keys})
+    assert "cell/kernel': 'r' takes flattened features as its state" in str(caught.value)
+    assert "'f/kernel': 'r' takes flattened features as its state" in str(caught.value)
+    keys["/.*cell/kernel"] = Key("r.weight_ih", flattened=())
+    with pytest.raises(PlanError, match="'f/kernel': 'r' takes flattened features as its state"):
+        load(model, folder, mapping=keys)
+
+
+class Generator(keras.Model):
+    """A model whose `call` uses one of two layers. Another method makes an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = layers.Dense(24, use_bias=False, name="a")
+        self.d = layers.Dense(24, use_bias=False, name="d")
+
+    def build(self, shape):
+        self.a.build(shape)
+        self.d.build((None, 24))
+        self.built = True
+
+    def call(self, z):
+        return self.a(z)
+
+    def image(self, z):
+        return tf.reshape(self.d(self.a(z)), (-1, 2, 3, 4))
+
+
+def test_a_layer_that_only_another_method_uses(tmp_path):
+    model, z = Generator(), RNG.normal(size=(2, 5)).astype("float32")
+    model(z)
+    model.image(z)
+    folder = saved(tmp_path, {"a.weight": RNG.normal(size=(24, 5)), "d.weight": np.ones((24, 24))})
+    with pytest.raises(PlanError, match="'d/kernel': a method of Generator, which tfwd does not"):
+        load(model, folder, mapping={"a": "a", "d": "d"})
+
+
+class Remembers(keras.Model):
+    """A model that keeps tensors of its last call in attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = layers.Dense(4, use_bias=False, name="f")
+        self.state, self.seen = None, []
+
+    def build(self, shape):
+        self.f.build(shape)
+        self.built = True
+
+    def call(self, x):
+        before = tf.zeros_like(x) if self.state is None else self.state
+        self.state = self.f(x + before)
+        self.seen.append(self.state)
+        self.last = self.state
+        return self.state
+
+
+def test_attributes_that_a_call_sets(tmp_path):
+    """Checks that the trace leaves no symbolic tensor behind: the next call works."""
+    model, x = Remembers(), RNG.normal(size=(2, 4)).astype("float32")
+    model(x)
+    model.state = None
+    del model.last
+    load(model, saved(tmp_path, {"f.weight": K}), mapping={"f": "f"})
+    assert not hasattr(model, "last")
+    assert len(model.seen) == 1
+    np.testing.assert_allclose(model(x), x @ K.T, rtol=1e-4, atol=1e-4)
+
+
+ZEROS = {"initializer": "zeros", "trainable": False}
+
+
+class Complex(layers.Layer):
+    """A layer with a complex matrix."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(3, 5), dtype="complex128", **ZEROS)
+
+    def call(self, x):
+        return x
+
+
+def test_a_complex_matrix_that_is_transposed(tmp_path):
+    layer = Complex(name="l")
+    layer(np.ones((2, 3), "float32"))
+    value = RNG.normal(size=(5, 3)) + 1j
+    np.savez(tmp_path / "w.npz", w=value)
+    load(layer, tmp_path / "w.npz", mapping={"w": Key("w", transposed=True)})
+    np.testing.assert_array_equal(layer.weights[0], value.T)
+
+
+def test_a_header_of_brackets(tmp_path):
+    header = b"[" * 100_000
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    layer = layers.Dense(2, name="f")
+    layer.build((None, 3))
+    with pytest.raises(SourceError, match="is damaged"):
+        load(layer, file, mapping={"kernel": "f.weight", "bias": "f.bias"})
