@@ -92,11 +92,15 @@ class Own(keras.Model):
         return {"loss": loss}
 
 
-def test_a_loss_of_a_custom_training_step():
+@pytest.mark.parametrize("loss", [None, "mse"])
+def test_a_loss_of_a_custom_training_step(loss):
+    """Checks that the report speaks of the step's own loss, not of the compiled loss."""
     x, y = data(1)
     model = Own()
     outputs = np.asarray(model(x))
-    (cause,) = report_of(model, x, y, loss=None).causes
+    report = report_of(model, x, y, loss=loss)
+    assert str(report).startswith("loss: NaN")
+    (cause,) = report.causes
     assert "The loss is computed in a custom train_step" in cause.evidence
     assert f"'score, output' {outputs.min():.3g} to {outputs.max():.3g}" in cause.evidence
     assert f"'y, data' {y.min():.3g} to {y.max():.3g}" in cause.evidence

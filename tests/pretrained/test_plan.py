@@ -184,6 +184,8 @@ def test_prefixes(folder):
     save_file(both, folder / "model.safetensors")
     refused(model_of(), folder, "fit equally well with the prefix 'ema.' and with 'net.': give one")
     load(model_of(), folder, mapping=MAPPING, prefix="ema.", ignore="net.*")
+    done = load(model_of(), folder, mapping=MAPPING, ignore=["ema.*"])  # only one copy remains
+    assert done.steps[0].key == "net.enc.0.weight"
 
 
 def test_ignored_keys_of_variables(folder):

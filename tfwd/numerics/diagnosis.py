@@ -87,16 +87,18 @@ class Diagnosis:
         found = replicas[number]
         tensors = _tensors(model, data, number)
         arrays, losses = _arrays(tensors), _losses(model)
+        predictions = [one for one in found if one.frame.kind == "prediction"]
+        named = losses if predictions else []  # a custom step may compute another loss
         of_data = [
             _with_rows(x, tensors.get(x.frame.name)) for x in found if x.frame.kind == "data"
         ]
         evidence = Evidence(
             [
                 *_with_integers(of_data, arrays),
-                *(_with_name(one, losses) for one in found if one.frame.kind not in NOT_SHOWN),
+                *(_with_name(one, named) for one in found if one.frame.kind not in NOT_SHOWN),
             ],
             arrays,
-            [one for one in found if one.frame.kind == "prediction"],
+            predictions,
             history,
             model,
             " ".join(losses),

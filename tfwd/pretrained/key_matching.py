@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import keras
 
@@ -48,6 +48,7 @@ class KeyMatching:
         source: The open file.
         targets: Variables of the model.
         mapping, prefix, family_rules: As in `plan`.
+        wanted: Keys that `ignore` does not match. They show the prefix.
 
     Attributes:
         prefix: str. Beginning of all keys.
@@ -64,8 +65,9 @@ class KeyMatching:
         mapping: KeyMapping | None,
         prefix: str | None,
         family_rules: FamilyRules | None,
+        wanted: Sequence[str],
     ) -> None:
-        self._source, self._targets = source, targets
+        self._source, self._targets, self._wanted = source, targets, wanted
         self._keys = set(source.entries)
         self._of_owner: dict[int, list[Target]] = {}
         for target in targets:
@@ -279,7 +281,7 @@ class KeyMatching:
 
     def _find_prefix(self) -> str:
         names = [names for _, names in self._choices.values()]
-        found = find_prefix(names, self._source.entries)
+        found = find_prefix(names, self._wanted)
         if len(found) > 1:
             self.mistakes.append(
                 f"the keys fit equally well with the prefix {found[0]!r} and with {found[1]!r}: "

@@ -38,7 +38,9 @@ def build_plan(
         targets: Variables of the model.
         mapping, prefix, ignore, allow_missing, strict, family_rules: As in `plan`.
     """
-    matching = KeyMatching(model, source, targets, mapping, prefix, family_rules)
+    is_ignored = _key_matcher(ignore, "")
+    wanted = [key for key in source.entries if not is_ignored(key)]
+    matching = KeyMatching(model, source, targets, mapping, prefix, family_rules, wanted)
     ignored = _ignored_keys(ignore, list(source.entries), matching)
     steps = matching.steps(ignored)
     loaded = {id(step.target) for step in steps}
