@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from stack_marks import IS_KERAS_2
+from replicas import two_replicas
+from stack_marks import IS_KERAS_2, needs_keras3
 
 from tfwd.callbacks import FiniteCheck
 from tfwd.numerics import NonFiniteError
@@ -132,3 +133,59 @@ def test_a_scale_in_an_inner_function_is_refused(is_traced):
         model.fit(x, y, verbose=0, callbacks=[FiniteCheck()])
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Scales(keras.callbacks.Callback):
+    """Records the loss scale, its counter and the number of updates after each step."""
+
+    def on_train_begin(self, logs=None):
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        held = (optimizer.dynamic_scale, optimizer.step_counter, optimizer.iterations)
+        self.seen.append(tuple(float(np.asarray(variable)) for variable in held))
+
+
+def scales(y, row, value):
+    """Trains on two replicas with a value in a row of the second of four batches."""
+    strategy = two_replicas()
+    x, y = np.ones((32, 6), "float32"), y.copy()
+    y[8 + row] = value
+    with strategy.scope():
+        optimizer = SCALES(
+            keras.optimizers.Adam(0.01), initial_scale=2.0**12, dynamic_growth_steps=2
+        )
+        policy = keras.DTypePolicy("mixed_float16")
+        hidden = keras.layers.Dense(6, "relu", kernel_initializer="ones", dtype=policy)
+        last = keras.layers.Dense(1, kernel_initializer="ones", dtype="float32")
+        model = keras.Sequential([keras.layers.Input((6,)), hidden, last])
+        model.compile(optimizer, "mse", jit_compile=False)
+    seen, check = Scales(), FiniteCheck("skip")
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [check, seen]}
+    model.fit(x, y, **options)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    return seen.seen, check
+
+
+@pytest.mark.float16
+@needs_keras3("decision by the gradients of one replica")
+@pytest.mark.filterwarnings("ignore:FiniteCheck. skipped a step")
+@pytest.mark.parametrize("row", [1, 5], ids=["first replica", "second replica"])
+def test_two_replicas_lower_their_scale_together(row):
+    """Checks an overflow on one replica: Keras alone applies NaN if it is the second one."""
+    seen, check = scales(np.full((32, 1), 36.0, "float32"), row, 1000.0)
+    assert [scale for scale, *_ in seen] == [2.0**12, 2.0**11, 2.0**11, 2.0**12]
+    assert [updates for *_, updates in seen] == [1, 1, 2, 3]
+    assert (check.scaled_down, check.reports) == (1, [])
+
+
+@pytest.mark.float16
+@needs_keras3("decision by the gradients of one replica")
+@pytest.mark.filterwarnings("ignore:FiniteCheck. skipped a step")
+@pytest.mark.parametrize("row", [1, 5], ids=["first replica", "second replica"])
+def test_two_replicas_skip_a_step_with_a_scale(row):
+    """Checks that a skipped step leaves the scale and its counter as they were."""
+    seen, check = scales(np.full((32, 1), 36.0, "float32"), row, np.nan)
+    assert seen == [(2.0**12, 1, 1), (2.0**12, 1, 1), (2.0**13, 0, 2), (2.0**13, 1, 3)]
+    assert [report.step for report in check.reports] == [2]

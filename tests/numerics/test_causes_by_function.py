@@ -41,6 +41,8 @@ def scaled(x):
         (tf.math.log, -2, DOMAIN),
         (quotient, 200, DOMAIN),
         (difference, 200, DOMAIN),
+        (lambda x: tf.acos(x / 3.1), 4, DOMAIN),
+        (lambda x: tf.math.log(3.1 - x), 4, DOMAIN),
         (scaled, 2, ZERO),
     ],
 )
@@ -135,3 +137,36 @@ def test_a_mean_of_padding_alone(hidden):
     assert report.first.frame.name == "mean"
     assert names(report) == [ZERO]
     assert "row 3 of the batch" in report.causes[0].evidence
+
+
+def dice(y, p):
+    return 1 - 2 * tf.reduce_sum(y * p, -1) / (tf.reduce_sum(y, -1) + tf.reduce_sum(p, -1))
+
+
+def test_a_loss_of_labels_and_predictions_that_are_0():
+    """Checks a quotient of sums: the report names the zeros, not only one of its columns."""
+    x = np.random.default_rng(0).uniform(0.1, 3, (8, 3)).astype("float32")
+    x[4] = 0
+    dense = layers.Dense(3, kernel_initializer="identity")
+    report = report_of(keras.Sequential([keras.Input((3,)), dense]), x, np.sign(x), dice)
+    assert "only there all labels and all predictions are 0" in report.causes[0].evidence
+
+
+def test_one_time_step_that_overflows():
+    """Checks that a state is not said to grow if the input of its step is enormous."""
+    x = np.random.default_rng(0).normal(size=(8, 5, 3)).astype("float32")
+    x[2, 3] = 1e38
+    recurrent = layers.SimpleRNN(4, "relu", kernel_initializer="ones", return_sequences=True)
+    model = keras.Sequential([keras.Input((5, 3)), recurrent, layers.Dense(1)])
+    report = report_of(model, x, np.ones((8, 5, 1), "float32"))
+    assert not any("grows" in cause.name for cause in report.causes)
+    assert any("1e+38" in cause.evidence for cause in report.causes)
+
+
+def test_a_constant_column_in_a_batch_normalization():
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    x[:, 1] = 2
+    norm = layers.BatchNormalization(epsilon=0.0, name="norm")
+    model = keras.Sequential([keras.Input((3,)), norm, layers.Dense(1)])
+    (cause, *_) = report_of(model, x, np.ones((8, 1), "float32")).causes
+    assert "The non-finite column is 1." in cause.evidence

@@ -104,8 +104,8 @@ def _has_whole_vectors(first: Measurement) -> bool:
 def _is_deviation(lows: np.ndarray, highs: np.ndarray, bad: np.ndarray, limit: float) -> bool:
     """Returns True if vectors are constant exactly where a tensor is NaN.
 
-    It returns False if the sign or the size of their elements explains NaN too: a root of a
-    negative number is NaN, and so is a quotient of two exponentials that overflow.
+    It returns False if the size of their elements explains NaN too. For example, a root of negative
+    numbers is NaN, and so are an arccosine beyond 1 and a quotient of infinite exponentials.
 
     Args:
         lows: Smallest element of each vector.
@@ -113,9 +113,10 @@ def _is_deviation(lows: np.ndarray, highs: np.ndarray, bad: np.ndarray, limit: f
         bad: Booleans. True for a vector where the tensor is NaN.
         limit: The exponential of a larger number is infinite.
     """
-    are_negative = (highs[bad] < 0).all() and not (lows[~bad] < 0).any()
-    are_large = (lows[bad] > limit).all() and not (highs[~bad] > limit).any()
-    return _only_in(lows == highs, bad) and not are_negative and not are_large
+    if not _only_in(lows == highs, bad):
+        return False
+    least, most = (0, limit) if bad.all() else (lows[~bad].min(), highs[~bad].max())
+    return not ((highs[bad] < least) | (lows[bad] > most)).all()
 
 
 def _only_in(holds: np.ndarray, bad: np.ndarray) -> bool:

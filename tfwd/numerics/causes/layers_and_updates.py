@@ -19,7 +19,7 @@ from tfwd.numerics.causes.overflow import (
     large_inputs,
     overflows_half,
 )
-from tfwd.numerics.tensor_measurements import Measurement
+from tfwd.numerics.tensor_measurements import Measurement, positions_text
 
 NORMALIZING = (
     "BatchNormalization",
@@ -56,6 +56,10 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
     )
     if given is not None and given.detail.low == given.detail.high:
         detail = f" Its input is {given.detail.low:g} everywhere."
+    elif first.detail.columns.any() and not first.detail.columns.all():
+        columns = first.detail.columns
+        word = "columns are" if columns.sum() > 1 else "column is"
+        detail = f" The non-finite {word} {positions_text(columns)}."
     if kind == "BatchNormalization" and evidence.batch_size == 1:
         detail = " The batch has 1 example, so the variance of each unit is 0."
         advice = (

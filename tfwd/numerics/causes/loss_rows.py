@@ -73,6 +73,10 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
     """
     (labels,) = [values for name, values in evidence.data.items() if name.startswith("y")]
     given = {"prediction": np.asarray(evidence.predictions[0].detail.values), "label": labels}
+    are_zero = [(values.reshape(len(bad), -1) == 0).all(1) for values in given.values()]
+    is_wide = any(values[0].size > 1 for values in given.values())
+    if is_wide and np.array_equal(np.logical_and(*are_zero), bad):  # a quotient of their sums
+        return ["all labels and all predictions are 0"]
     found = []
     for name, values in given.items():
         rows = values.reshape(len(bad), -1)

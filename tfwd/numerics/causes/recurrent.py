@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tfwd import _keras
+from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import exp_limit
@@ -23,6 +24,9 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
         return
     layer = evidence.layer(first.frame.name)
     infinite = first.detail.summary.non_finite - first.detail.summary.nan
+    given = evidence.before
+    if given is not None and given.detail.summary.abs_max > SQUARED_IS_FINITE:
+        return  # one step suffices
     is_large = infinite or max(first.detail.high, -first.detail.low) > exp_limit(first)
     has_custom_cell = hasattr(layer, "cell") and not _keras.is_of_keras(type(layer.cell))
     if has_custom_cell and not is_large:

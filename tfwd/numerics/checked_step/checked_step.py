@@ -152,14 +152,10 @@ class CheckedStep:
         past_methods = not (by_methods and self.is_keras_own)
         known = tracked(self.model)
         if not careful:  # the optimizer's variables are assigned only after the decision
-            updated = [
-                *self.model.trainable_variables,
-                *(
-                    v
-                    for optimizer in optimizers
-                    for v in _keras_training.optimizer_state(optimizer)
-                ),
-            ]
+            # With several replicas, a loss scale is assigned in threads that know no decision.
+            inner = leaves if self.strategy.num_replicas_in_sync > 1 else optimizers
+            states = (v for one in inner for v in _keras_training.optimizer_state(one))
+            updated = [*self.model.trainable_variables, *states]
             ids = {id(_keras.variables.tf_variable(variable)) for variable in updated}
             known = [variable for variable in known if id(variable) not in ids]
         steps: list[ReplicaStep] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class ReplicaStep:
         self._rates: list[tf.Tensor] = []
         self._scale: tf.Tensor | None = None
         self._scaled_down = tf.constant(False)
+        self._finite_gradients: tf.Tensor | None = None  # on all replicas, for a loss scale
         self._has_update = False
         self._good: tf.Tensor | None = None
         self._origins = TensorOrigins()
@@ -85,7 +87,7 @@ class ReplicaStep:
             found = [self._step.finish(_stacked(found))]
         if self._step.tells_largest:
             found.append(_stacked(self._largest))
-        return logs, [good, self._scaled_down, *found]
+        return logs, [good, self._scaled_down & good, *found]
 
     def _record(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         if self._step.dry and frame.kind in FORWARD:
@@ -166,7 +168,11 @@ class ReplicaStep:
                 rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
                 self._rates.append(tf.cast(rate, tf.float32))
                 self.watch.check("learning rate", "learning rate", self._rates[-1])
-        if self._step.dry or self._careful:
+        if self._step.dry:
+            return None
+        if self._scale is not None and _replicas() > 1:
+            self._agree_on_overflow(grads)
+        if self._careful:
             return None
         good = self._is_good()
         if gradients:
@@ -178,10 +184,7 @@ class ReplicaStep:
                 is_moderate &= largest_gradient * times < SQUARED_IS_FINITE
             good &= is_moderate | self._scaled_down  # the optimizer skips a step that scales down
         self._good = agreed(good)
-        if (
-            tf.distribute.get_strategy().num_replicas_in_sync == 1
-            and not private_graph_apis.in_xla()
-        ):
+        if _replicas() == 1 and not private_graph_apis.in_xla():
             # A branch is fastest, but several replicas cannot synchronize inside a branch.
             with tf.init_scope():
                 _keras_training.build_optimizer(optimizer, variables)
@@ -189,6 +192,24 @@ class ReplicaStep:
             return self._good
         self._tentative.decide(self._good)
         return None
+
+    def _agree_on_overflow(self, grads: list[Any]) -> None:
+        """Makes all replicas scale down if the gradients of one of them are not finite.
+
+        Keras 3 decides by the gradients of the first replica, before they are added. It would apply
+        gradients that overflow on another replica. So all replicas get NaN then.
+
+        Args:
+            grads: Gradients on this replica. One of them is replaced.
+        """
+        self._finite_gradients = agreed(self._are_finite(BACKWARD))
+        at = next(i for i, gradient in enumerate(grads) if gradient is not None)
+        rows = grads[at] if isinstance(grads[at], tf.IndexedSlices) else None
+        values = grads[at] if rows is None else rows.values
+        values = tf.where(self._finite_gradients, values, tf.constant(math.nan, values.dtype))
+        grads[at] = (
+            values if rows is None else tf.IndexedSlices(values, rows.indices, rows.dense_shape)
+        )
 
     def before_hidden_update(self, optimizer: Any, variables: list[Any]) -> None:
         """Prepares an update in a branch or an inner function.
@@ -252,7 +273,9 @@ class ReplicaStep:
         return [*model.trainable_variables, *slots]
 
     def _is_good(self) -> tf.Tensor:
-        forward, backward = self._are_finite(FORWARD), self._are_finite(BACKWARD)
+        forward, backward = self._are_finite(FORWARD), self._finite_gradients
+        if backward is None:
+            backward = self._are_finite(BACKWARD)
         good = forward
         for rate in self._rates:
             good &= tf.math.is_finite(rate) & (rate >= 0)
@@ -287,6 +310,10 @@ def update_if_good(
         make()
     else:
         tf.cond(good, made, lambda: tf.constant(False))
+
+
+def _replicas() -> int:
+    return tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def check_loss(loss: Any, predictions: Any) -> Any:
