@@ -184,3 +184,41 @@ def test_a_header_of_brackets(tmp_path):
     layer.build((None, 3))
     with pytest.raises(SourceError, match="is damaged"):
         load(layer, file, mapping={"kernel": "f.weight", "bias": "f.bias"})
+
+
+def test_outputs_that_become_rows(tmp_path):
+    """Checks heads of a captcha: the shape of the inputs also says that the outputs are equal."""
+    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+    w, b = RNG.normal(size=(15, 24)), RNG.normal(size=15)
+    rows = [layers.Reshape((3, 5)), layers.Softmax()]
+    dense = layers.Dense(15, name="d")
+    model = sequential(keras.Input((2, 3, 4)), conv(), layers.Flatten(), dense, *rows)
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV)
+    for key in ("d", Key("d", flattened=())):
+        with pytest.raises(PlanError, match=r"flattened=\(4, 2, 3\)\), the shape of its inputs"):
+            load(model, folder, mapping={"c": "c", "d": key})
+    load(model, folder, mapping={"c": "c", "d": Key("d", flattened=(4, 2, 3))})
+    flat = pointwise(x).transpose(0, 3, 1, 2).reshape(2, 24)
+    exponentials = np.exp((flat @ w.T + b).reshape(2, 3, 5))
+    expected = exponentials / exponentials.sum(-1, keepdims=True)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+def test_a_recurrent_layer_whose_outputs_become_an_image(kind, tmp_path):
+    """Checks that each weight is refused until the file has it in Keras's order."""
+    layer = getattr(layers, kind)(24, use_bias=False, name="r")
+    model = sequential(keras.Input((3, 5)), layer, layers.Reshape((2, 3, 4)), conv())
+    before, size = layer.get_weights(), layer.weights[0].shape[1]
+    stored = {"r.weight_ih": np.ones((size, 5)), "r.weight_hh": np.ones((size, 24))}
+    keys = {"/.*cell/kernel": "r.weight_ih", "/.*/recurrent_kernel": "r.weight_hh", "c": "c"}
+    with pytest.raises(PlanError, match="cell/kernel': its outputs become an image after 'r'"):
+        load(model, saved(tmp_path, stored, CONV), mapping=keys)
+    stored["r.weight_ih"] = before[0]
+    keys["/.*cell/kernel"] = Key("r.weight_ih", transposed=False)
+    with pytest.raises(PlanError, match="recurrent_kernel': its outputs become an image"):
+        load(model, saved(tmp_path, stored, CONV), mapping=keys)
+    stored["r.weight_hh"] = before[1]
+    keys["/.*/recurrent_kernel"] = Key("r.weight_hh", transposed=False)
+    load(model, saved(tmp_path, stored, CONV), mapping=keys)
+    np.testing.assert_array_equal(layer.get_weights()[1], before[1])

@@ -358,15 +358,20 @@ def _first_inside(pattern: str, owners: Iterable[str]) -> str | None:
 def _orders_with_key(orders: LayerOrders, key: Key) -> LayerOrders:
     """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
 
-    An empty `flattened` also says that the outputs have PyTorch's order, if nothing was flattened
-    before the layer, or if their order is unknown.
+    It also says that the outputs have PyTorch's order, if the plan asks only for this order: an
+    empty `flattened` if nothing was flattened before the layer, and the shape of the inputs if the
+    model shows this shape.
     """
+    inputs, outputs = orders.inputs, orders.outputs
     if key.flattened is None:
         return orders
-    is_unknown = isinstance(orders.outputs, UnknownFeatureOrder)
-    if not key.flattened and (orders.inputs is None or is_unknown):
-        return LayerOrders()
-    return LayerOrders(flattened_image(tuple(key.flattened)), orders.outputs)
+    is_unknown = isinstance(outputs, UnknownFeatureOrder)
+    if not key.flattened:
+        is_answer = inputs is None or (is_unknown and inputs == outputs)
+    else:
+        is_answer = is_unknown and isinstance(inputs, FlattenedAxes)
+    given = flattened_image(tuple(key.flattened))
+    return LayerOrders(given, None if is_answer else outputs)
 
 
 def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:

@@ -104,7 +104,8 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
     if isinstance(owner, (keras.layers.Dense, *CELLS)):
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
-        return (orders.outputs if rank == 1 and name == "bias" else None), None
+        has_outputs = (rank == 1 and name == "bias") or name == "recurrent_kernel"
+        return (orders.outputs if has_outputs else None), None
     if isinstance(owner, keras.layers.EinsumDense):
         return (orders.inputs if name == "kernel" else None), orders.outputs
     inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatureOrder) and rank else None

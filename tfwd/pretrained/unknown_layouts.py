@@ -41,7 +41,7 @@ def unknown_layout(
         return error
     if not transposed:
         return None
-    if error := _unknown_order(target, key, orders) or _contradiction(
+    if error := _unknown_order(target, key, orders, of_model) or _contradiction(
         target, key, orders.inputs, of_model.inputs
     ):
         return error
@@ -101,7 +101,9 @@ def _wrong_recurrent_bias(target: Target, key: Key, transposed: bool) -> str | N
     return None
 
 
-def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
+def _unknown_order(
+    target: Target, key: Key, orders: LayerOrders, of_model: LayerOrders
+) -> str | None:
     """Returns the error for an unknown order of flattened features; None if the order is known."""
     inputs, outputs = feature_orders(target, orders)
     if isinstance(inputs, FlattenedAxes) and key.flattened is None and not _fits(inputs, target):
@@ -143,8 +145,7 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
     if unknown is orders.outputs:
         return (
             f"{start}write its features to the file in Keras's order of axes, and map to "
-            f"Key({key.name!r}, transposed=False); or map to Key(..., flattened=()) if PyTorch has "
-            "the outputs in the same order"
+            f"Key({key.name!r}, transposed=False){_same_outputs(of_model.inputs)}"
         )
     if rank > 2 and not is_einsum:
         return (
@@ -156,6 +157,21 @@ def _unknown_order(target: Target, key: Key, orders: LayerOrders) -> str | None:
         f"{start}map to Key({key.name!r}, flattened=(channels, height, width)), the shape in "
         "PyTorch; or to Key(..., flattened=()) if both flatten in the same order"
     )
+
+
+def _same_outputs(inputs: FeatureOrder) -> str:
+    """Returns the advice for outputs that PyTorch has in the same order.
+
+    Args:
+        inputs: Order of the layer's inputs that the model shows.
+    """
+    if isinstance(inputs, FlattenedAxes):
+        flattened = f"flattened={inputs.torch_shape}), the shape of its inputs in PyTorch,"
+    elif inputs is None:
+        flattened = "flattened=())"
+    else:
+        return ""
+    return f"; or map to Key(..., {flattened} if PyTorch has the outputs in the same order"
 
 
 def _contradiction(

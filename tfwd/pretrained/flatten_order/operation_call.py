@@ -71,7 +71,7 @@ class OperationCall:
 
     def reads(self, axes: Sequence[Axis | None], side: str = "inputs") -> None:
         """Notes that the operation uses variables along some axes."""
-        reason = "the model uses it in an operation on flattened features"
+        reason = "the model uses it in an operation whose inputs or outputs are flattened features"
         self.recorder.record_plain(self.owners, side, axes, reason)  # type: ignore[arg-type]
 
     def joins_table(self, number: int, axes: Sequence[Axis | None]) -> bool:
