@@ -54,8 +54,9 @@ class Gains(keras.layers.Layer):
                 initializer=first,
                 trainable=True,
             )
-        axis = element.axis % len(weight.shape)  # type: ignore[attr-defined]
-        self.gain_axes[id(variable)] = id(target.variable), axis
+        axis = getattr(element, "axis", None)  # a user's parametrization may have none
+        if axis is not None:
+            self.gain_axes[id(variable)] = id(target.variable), axis % len(weight.shape)
         setattr(self, f"gain_{len(self.weights)}", variable)  # checkpoints follow attributes
         return variable
 

@@ -147,7 +147,7 @@ class Scales(keras.callbacks.Callback):
         self.seen.append(tuple(float(np.asarray(variable)) for variable in held))
 
 
-def scales(y, row, value):
+def scales(y, row, value, **options):
     """Trains on two replicas with a value in a row of the second of four batches."""
     strategy = two_replicas()
     x, y = np.ones((32, 6), "float32"), y.copy()
@@ -160,7 +160,7 @@ def scales(y, row, value):
         hidden = keras.layers.Dense(6, "relu", kernel_initializer="ones", dtype=policy)
         last = keras.layers.Dense(1, kernel_initializer="ones", dtype="float32")
         model = keras.Sequential([keras.layers.Input((6,)), hidden, last])
-        model.compile(optimizer, "mse", jit_compile=False)
+        model.compile(optimizer, "mse", jit_compile=False, **options)
     seen, check = Scales(), FiniteCheck("skip")
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [check, seen]}
     model.fit(x, y, **options)
@@ -184,8 +184,10 @@ def test_two_replicas_lower_their_scale_together(row):
 @needs_keras3("decision by the gradients of one replica")
 @pytest.mark.filterwarnings("ignore:FiniteCheck. skipped a step")
 @pytest.mark.parametrize("row", [1, 5], ids=["first replica", "second replica"])
-def test_two_replicas_skip_a_step_with_a_scale(row):
-    """Checks that a skipped step leaves the scale and its counter as they were."""
-    seen, check = scales(np.full((32, 1), 36.0, "float32"), row, np.nan)
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_two_replicas_skip_a_step_with_a_scale(row, run_eagerly):
+    """Checks that a skipped step, and the report on it, leave the scale and its counter alone."""
+    targets = np.full((32, 1), 36.0, "float32")
+    seen, check = scales(targets, row, np.nan, run_eagerly=run_eagerly)
     assert seen == [(2.0**12, 1, 1), (2.0**12, 1, 1), (2.0**13, 0, 2), (2.0**13, 1, 3)]
     assert [report.step for report in check.reports] == [2]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from flattened_images import saved, sequential
+from stack_marks import needs_keras3
 
 from tfwd.pretrained import Key, PlanError, SourceError, load
 
@@ -222,3 +223,96 @@ def test_a_recurrent_layer_whose_outputs_become_an_image(kind, tmp_path):
     keys["/.*/recurrent_kernel"] = Key("r.weight_hh", transposed=False)
     load(model, saved(tmp_path, stored, CONV), mapping=keys)
     np.testing.assert_array_equal(layer.get_weights()[1], before[1])
+
+
+def behind_flatten(*parts):
+    """Returns a model of a convolution, `Flatten`, and other layers; inputs; PyTorch's features."""
+    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+    model = sequential(keras.Input((2, 3, 4)), conv(), layers.Flatten(), *parts)
+    return model, x, pointwise(x).transpose(0, 3, 1, 2).reshape(2, 24)
+
+
+@pytest.mark.parametrize("which", ["both", "one"])
+def test_a_given_order_of_axes_beside_names_of_keras(which, tmp_path):
+    """Checks that `transposed=True` counts more than a name that ends as in Keras."""
+    w, scale, shift = RNG.normal(size=(5, 24)), RNG.normal(size=24), RNG.normal(size=24)
+    norm = layers.LayerNormalization(name="n", epsilon=1e-5)
+    dense = layers.Dense(5, use_bias=False, name="f")
+    model, x, flat = behind_flatten(norm, dense)
+    last = "n.beta" if which == "both" else "n.bias"
+    folder = saved(tmp_path, {"f.weight": w, "n.gamma": scale, last: shift}, CONV)
+    beta = Key(last, transposed=True) if which == "both" else last
+    keys = {"c": "c", "f": "f", "n/gamma": Key("n.gamma", transposed=True), "n/beta": beta}
+    load(model, folder, mapping=keys)
+    centered = flat - flat.mean(1, keepdims=True)
+    normal = centered / np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(model(x), (normal * scale + shift) @ w.T, rtol=1e-4, atol=1e-3)
+
+
+@needs_keras3("enable_lora")
+def test_low_rank_matrices_behind_flatten(tmp_path):
+    dense = layers.Dense(5, use_bias=False, name="f")
+    model, x, flat = behind_flatten(dense)
+    dense.enable_lora(2)
+    w, a, b = RNG.normal(size=(5, 24)), RNG.normal(size=(2, 24)), RNG.normal(size=(5, 2))
+    folder = saved(tmp_path, {"f.weight": w, "f.A.weight": a, "f.B.weight": b}, CONV)
+    keys = {f"f/lora_kernel_{k}": Key(f"f.{k.upper()}.weight", transposed=True) for k in "ab"}
+    load(model, folder, mapping={"c": "c", "f/kernel": "f.weight", **keys})
+    np.testing.assert_allclose(model(x), flat @ (w + b @ a).T, rtol=1e-4, atol=1e-3)
+
+
+class Scale(layers.Layer):
+    """A factor for each feature."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(shape[-1],))
+
+    def call(self, x):
+        return x * self.scale
+
+
+class Noisy(layers.Dense):
+    """A dense layer with a second matrix and a factor for each input."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.sigma = self.add_weight(name="sigma", shape=(shape[-1], self.units))
+        self.noise = self.add_weight(name="noise", shape=(shape[-1],))
+
+    def call(self, x):
+        return super().call(x) + (x * self.noise) @ self.sigma
+
+
+@pytest.mark.parametrize("kind", ["a factor", "a second matrix"])
+def test_weights_whose_use_is_not_known(kind, tmp_path):
+    """Checks that each weight of a user's layer on flattened features needs its own order."""
+    shape = {"flattened": (4, 2, 3)}
+    w, sigma, v = RNG.normal(size=(5, 24)), RNG.normal(size=(5, 24)), RNG.normal(size=24)
+    if kind == "a factor":
+        model, x, flat = behind_flatten(Scale(name="n"), layers.Dense(5, use_bias=False, name="f"))
+        own, expected = {"n/scale": "n.v"}, (flat * v) @ w.T
+    else:
+        model, x, flat = behind_flatten(Noisy(5, use_bias=False, name="f"))
+        own, expected = {"f/sigma": "f.sigma", "f/noise": "f.v"}, flat @ w.T + (flat * v) @ sigma.T
+    stored = {"f.weight": w, "f.sigma": sigma, "f.v": v, "n.v": v}
+    folder, ignore = saved(tmp_path, stored, CONV), [k for k in stored if k not in own.values()]
+    ignore.remove("f.weight")
+    keys = {"c": "c", "f/kernel": Key("f.weight", **shape)}
+    square = {"f/sigma": {"transposed": True}}
+    plain = {path: Key(name, **square.get(path, {})) for path, name in own.items()}
+    with pytest.raises(PlanError, match="does not know how|names a|flattened="):
+        load(model, folder, mapping={**keys, **plain}, ignore=ignore)
+    given = {path: Key(name, **square.get(path, {}), **shape) for path, name in own.items()}
+    load(model, folder, mapping={**keys, **given}, ignore=ignore)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_second_matrix_whose_outputs_become_an_image(tmp_path):
+    """Checks that a matrix that a subclass adds is not loaded as it is beside the kernel."""
+    noisy = Noisy(24, use_bias=False, name="f")
+    model = sequential(keras.Input((5,)), noisy, layers.Reshape((2, 3, 4)), conv())
+    stored = {"f.weight": np.ones((24, 5)), "f.sigma": np.ones((24, 5)), "f.noise": np.ones(5)}
+    keys = {"c": "c", "f/kernel": "f.weight", "f/noise": Key("f.noise", transposed=False)}
+    keys["f/sigma"] = Key("f.sigma", transposed=True)
+    with pytest.raises(PlanError, match="f/sigma': the model uses it in an operation whose"):
+        load(model, saved(tmp_path, stored, CONV), mapping=keys)

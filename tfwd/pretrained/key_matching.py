@@ -31,7 +31,12 @@ from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import feature_orders, layout_along, layout_of
+from tfwd.pretrained.torch_layouts import (
+    feature_orders,
+    has_known_use,
+    layout_along,
+    layout_of,
+)
 from tfwd.pretrained.unknown_layouts import unknown_layout
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
@@ -166,13 +171,22 @@ class KeyMatching:
     def _orders_at(self, target: Target, key: Key) -> LayerOrders:
         """Returns the orders at the owner of a variable.
 
-        A `flattened` for one weight of a layer also counts for its other weights without one.
+        A `flattened` for one weight of a layer also counts for its other weights without one, if
+        tfwd knows how the layer uses them.
         """
+        of_model = self._orders_of_model(target)
+        if not has_known_use(target):
+            reason = f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
+            if key.flattened is None and of_model.inputs is not None:
+                return LayerOrders(UnknownFeatureOrder(reason))
+            if key.flattened is None and isinstance(of_model.outputs, FlattenedAxes):
+                return LayerOrders(None, UnknownFeatureOrder(reason))
+            return _orders_with_key(of_model, key)
         given = key
         for other in self._of_owner[id(target.owner)] if key.flattened is None else ():
             of_other = self._choices.get(other.path, (key, None))[0]
             given = of_other if of_other.flattened is not None else given
-        return _orders_with_key(self._orders_of_model(target), given)
+        return _orders_with_key(of_model, given)
 
     def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
         """Returns True if the file has the outputs of a kernel first.
@@ -182,9 +196,9 @@ class KeyMatching:
             key: Its key in the mapping.
             name: str. Its key in the file. None if the file has no such key.
         """
-        transposed = key.transposed
-        if transposed is None and name is not None:
-            transposed = self._styles(target)[name]
+        if key.transposed is not None:
+            return key.transposed
+        transposed = None if name is None else self._styles(target)[name]
         if transposed is None:
             transposed = self._source.transposed
         is_bias = len(target.shape) == 1 or target.name == "bias"
@@ -258,9 +272,10 @@ class KeyMatching:
         for other in self._of_owner[id(target.owner)]:
             if other.path not in self._choices:
                 continue
-            if self._choices[other.path][0].transposed is False:
+            given = self._choices[other.path][0].transposed
+            if given is False:
                 return True
-            if any(
+            if given is None and any(
                 is_torch is False and name in self._keys
                 for name, is_torch in self._styles(other).items()
             ):

@@ -104,15 +104,27 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
     if isinstance(owner, (keras.layers.Dense, *CELLS)):
         if rank == 2 and name == "kernel":
             return orders.inputs, orders.outputs
-        has_outputs = (rank == 1 and name == "bias") or name == "recurrent_kernel"
-        return (orders.outputs if has_outputs else None), None
+        if name == "lora_kernel_a":
+            return orders.inputs, None
+        if name == "lora_kernel_b":
+            return None, orders.outputs
+        if name in ("bias", "recurrent_kernel"):
+            return (orders.outputs if rank == 1 or name != "bias" else None), None
     if isinstance(owner, keras.layers.EinsumDense):
         return (orders.inputs if name == "kernel" else None), orders.outputs
     inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatureOrder) and rank else None
     outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatureOrder) and rank else None
-    if rank == 2 or (rank == 1 and isinstance(owner, ORDER_PRESERVING_LAYERS)):
+    if rank in (1, 2):
         return orders.inputs, outputs
     return inputs, outputs
+
+
+def has_known_use(target: Target) -> bool:
+    """Returns True if tfwd knows on which axis of a weight the layer has its inputs or outputs."""
+    owner, name = unwrapped(target.owner), target.name
+    if isinstance(owner, (keras.layers.Dense, *CELLS)):
+        return name in (*MATRICES, "bias", "lora_kernel_a", "lora_kernel_b")
+    return isinstance(owner, (keras.layers.EinsumDense, *ORDER_PRESERVING_LAYERS))
 
 
 def is_known_layout(target: Target) -> bool:

@@ -168,11 +168,9 @@ class ReplicaStep:
                 rate = tf.convert_to_tensor(wrapped_optimizers.learning_rate(leaf))
                 self._rates.append(tf.cast(rate, tf.float32))
                 self.watch.check("learning rate", "learning rate", self._rates[-1])
-        if self._step.dry:
-            return None
         if self._scale is not None and _replicas() > 1:
             self._agree_on_overflow(grads)
-        if self._careful:
+        if self._step.dry or self._careful:
             return None
         good = self._is_good()
         if gradients:
@@ -202,7 +200,9 @@ class ReplicaStep:
         Args:
             grads: Gradients on this replica. One of them is replaced.
         """
-        self._finite_gradients = agreed(self._are_finite(BACKWARD))
+        values = [gradient for gradient in grads if gradient is not None]
+        is_finite = all_finite(values) if self._step.dry else self._are_finite(BACKWARD)
+        self._finite_gradients = agreed(is_finite)
         at = next(i for i, gradient in enumerate(grads) if gradient is not None)
         rows = grads[at] if isinstance(grads[at], tf.IndexedSlices) else None
         values = grads[at] if rows is None else rows.values
