@@ -19,7 +19,7 @@ RNG = np.random.default_rng(1)
 layers = keras.layers
 WORDS = tf.constant([["b"], ["a"], ["z"], ["b"]])
 NUMBERS = tf.constant([[7], [4], [99], [7]], "int64")
-ROWS = np.array([2, 1, 0, 2])  # 0 is for what is not in the table
+ROWS = np.array([2, 1, 0, 2])  # 0 stands for words that are not in the table
 TARGETS = RNG.normal(size=(4, 1)).astype("float32")
 
 
@@ -60,7 +60,7 @@ def expected(model, rows):
 
 @pytest.mark.parametrize("action", ["skip", "restore"])
 def test_training_with_a_check(built, action):
-    """Checks that a check changes nothing: the weights are those of gradient descent in NumPy."""
+    """Checks that the weights after a checked step equal gradient descent in NumPy."""
     model, x, rows = built
     table, kernel, bias = parts(model)
     error = 2 / 4 * (table[rows] @ kernel + bias - TARGETS)

@@ -68,16 +68,16 @@ def _copied(layer: keras.Layer, name: str) -> Any:
             if shapes is None:
                 raise ValueError("the shape of its inputs is unknown")
             _keras.layer_building.build_from_config(copy, shapes)
-        shapes_of = [
+        made, wanted = (
             [tuple(v.shape) for v in _keras.variables.weights(each)] for each in (copy, layer)
-        ]
+        )
     except Exception as error:
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
             f"weights, because its config does not create it again ({error}): register the class "
             "with Keras, define get_config, and build the layer by a call"
         ) from error
-    if shapes_of[0] != shapes_of[1]:
+    if made != wanted:
         raise ValueError(
             f"layer '{layer.name}' of type {type(layer).__name__} cannot be copied to fold its "
             "weights, because its config creates a layer with other weights: wrap the layers "

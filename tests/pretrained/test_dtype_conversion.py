@@ -6,7 +6,7 @@ import pytest
 from pretrained_plan_tools import MAPPING, layers, model_of, refused, rewrite, tensors_of
 from safetensors.numpy import save_file
 
-from tfwd.pretrained import load, plan
+from tfwd.pretrained import Key, load, plan
 from tfwd.pretrained.number_checks import count_non_finite
 
 
@@ -110,3 +110,22 @@ def test_first_numbers_that_are_not_finite_do_not_decide(tmp_path):
 def test_half_precision_numbers_of_either_byte_order(order, number, count):
     block = np.full([3], number, f"{order}f2")
     assert count_non_finite(block) == count
+
+
+class Complex(layers.Layer):
+    """A layer with a complex matrix."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(3, 5), dtype="complex128", initializer="zeros")
+
+    def call(self, x):
+        return x
+
+
+def test_a_complex_matrix_that_is_transposed(tmp_path):
+    layer = Complex(name="l")
+    layer(np.ones((2, 3), "float32"))
+    value = np.random.default_rng(1).normal(size=(5, 3)) + 1j
+    np.savez(tmp_path / "w.npz", w=value)
+    load(layer, tmp_path / "w.npz", mapping={"w": Key("w", transposed=True)})
+    np.testing.assert_array_equal(layer.weights[0], value.T)

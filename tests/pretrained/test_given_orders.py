@@ -10,7 +10,7 @@ import tensorflow as tf
 from flattened_images import saved, sequential
 from stack_marks import needs_keras3
 
-from tfwd.pretrained import Key, PlanError, SourceError, load
+from tfwd.pretrained import Key, PlanError, load
 
 RNG = np.random.default_rng(1)
 layers = keras.layers
@@ -121,70 +121,6 @@ def test_a_layer_that_only_another_method_uses(tmp_path):
     folder = saved(tmp_path, {"a.weight": RNG.normal(size=(24, 5)), "d.weight": np.ones((24, 24))})
     with pytest.raises(PlanError, match="'d/kernel': a method of Generator, which tfwd does not"):
         load(model, folder, mapping={"a": "a", "d": "d"})
-
-
-class Remembers(keras.Model):
-    """A model that keeps tensors of its last call in attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.f = layers.Dense(4, use_bias=False, name="f")
-        self.state, self.seen = None, []
-
-    def build(self, shape):
-        self.f.build(shape)
-        self.built = True
-
-    def call(self, x):
-        before = tf.zeros_like(x) if self.state is None else self.state
-        self.state = self.f(x + before)
-        self.seen.append(self.state)
-        self.last = self.state
-        return self.state
-
-
-def test_attributes_that_a_call_sets(tmp_path):
-    """Checks that the trace leaves no symbolic tensor behind: the next call works."""
-    model, x = Remembers(), RNG.normal(size=(2, 4)).astype("float32")
-    model(x)
-    model.state = None
-    del model.last
-    load(model, saved(tmp_path, {"f.weight": K}), mapping={"f": "f"})
-    assert not hasattr(model, "last")
-    assert len(model.seen) == 1
-    np.testing.assert_allclose(model(x), x @ K.T, rtol=1e-4, atol=1e-4)
-
-
-ZEROS = {"initializer": "zeros", "trainable": False}
-
-
-class Complex(layers.Layer):
-    """A layer with a complex matrix."""
-
-    def build(self, shape):
-        self.w = self.add_weight(name="w", shape=(3, 5), dtype="complex128", **ZEROS)
-
-    def call(self, x):
-        return x
-
-
-def test_a_complex_matrix_that_is_transposed(tmp_path):
-    layer = Complex(name="l")
-    layer(np.ones((2, 3), "float32"))
-    value = RNG.normal(size=(5, 3)) + 1j
-    np.savez(tmp_path / "w.npz", w=value)
-    load(layer, tmp_path / "w.npz", mapping={"w": Key("w", transposed=True)})
-    np.testing.assert_array_equal(layer.weights[0], value.T)
-
-
-def test_a_header_of_brackets(tmp_path):
-    header = b"[" * 100_000
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(len(header).to_bytes(8, "little") + header)
-    layer = layers.Dense(2, name="f")
-    layer.build((None, 3))
-    with pytest.raises(SourceError, match="is damaged"):
-        load(layer, file, mapping={"kernel": "f.weight", "bias": "f.bias"})
 
 
 def test_outputs_that_become_rows(tmp_path):

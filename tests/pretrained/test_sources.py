@@ -297,3 +297,12 @@ def test_folders_that_cannot_be_used(tmp_path):
         save_file({"x": np.ones(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(SourceError, match="several files of weights: .* one of a.saf.*, b.saf"):
         open_source(tmp_path)
+
+
+def test_a_header_of_brackets(tmp_path):
+    """Checks JSON whose nesting exceeds Python's recursion limit."""
+    header = b"[" * 100_000
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(SourceError, match="is damaged"):
+        open_source(file)

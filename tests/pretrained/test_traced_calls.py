@@ -352,3 +352,36 @@ def test_the_mapping_says_that_outputs_have_pytorchs_order(tmp_path):
     made = np.moveaxis((ROWS @ G["g.weight"].T).reshape(2, 4, 6, 3), -1, 1)
     expected = np.moveaxis(point(made), 1, -1)
     np.testing.assert_allclose(model(ROWS), expected, rtol=1e-4, atol=1e-4)
+
+
+class Remembers(keras.Model):
+    """A model that keeps tensors of its last call in attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = layers.Dense(4, use_bias=False, name="f")
+        self.state, self.seen = None, []
+
+    def build(self, shape):
+        self.f.build(shape)
+        self.built = True
+
+    def call(self, x):
+        before = tf.zeros_like(x) if self.state is None else self.state
+        self.state = self.f(x + before)
+        self.seen.append(self.state)
+        self.last = self.state
+        return self.state
+
+
+def test_attributes_that_a_call_sets(tmp_path):
+    """Checks that the trace leaves no symbolic tensor behind: the next call works."""
+    model, x = Remembers(), RNG.normal(size=(2, 4)).astype("float32")
+    weight = RNG.normal(size=(4, 4))
+    model(x)
+    model.state = None
+    del model.last
+    load(model, saved(tmp_path, {"f.weight": weight}), mapping={"f": "f"})
+    assert not hasattr(model, "last")
+    assert len(model.seen) == 1
+    np.testing.assert_allclose(model(x), x @ weight.T, rtol=1e-4, atol=1e-4)

@@ -104,8 +104,7 @@ def own_weights(layer: Any) -> list[tf.Variable]:
 
 def held_weights(layer: Any) -> list[tf.Variable]:
     """Returns the layer's own weights, without weights of inner layers."""
-    own = [*layer._trainable_weights, *layer._non_trainable_weights]
-    return [weight for weight in own if variables.is_variable(weight)]  # see `variables.weights`
+    return variables.held(layer)
 
 
 def is_altered(layer: Any) -> bool:

@@ -259,9 +259,15 @@ def is_variable(value: Any) -> bool:
 def weights(layer: Any) -> list[Any]:
     """Returns the weights of a layer that are variables.
 
-    On Keras 2, the weights of an adapted lookup layer contain its table, which is no variable.
+    On Keras 2, the weights of an adapted lookup layer contain its table, which is not a variable.
     """
     return [weight for weight in layer.weights if is_variable(weight)]
+
+
+def held(layer: Any) -> list[Any]:
+    """Returns the layer's own weights that are variables, without weights of inner layers."""
+    own = [*layer._trainable_weights, *layer._non_trainable_weights]
+    return [weight for weight in own if is_variable(weight)]
 
 
 def value(variable: tf.Variable) -> tf.Tensor:
@@ -368,13 +374,11 @@ def paths(layer: Any) -> list[str]:
     found: dict[int, str] = {}
 
     def walk(inner: Any, prefix: str) -> None:
-        for variable in filter(
-            is_variable, inner._trainable_weights + inner._non_trainable_weights
-        ):
+        for variable in held(inner):
             found.setdefault(id(variable), f"{prefix}/{name(variable)}")
-        for held in inner._flatten_layers(recursive=False, include_self=False):
+        for sublayer in inner._flatten_layers(recursive=False, include_self=False):
             # A wrapper that replaces a layer has the layer's name.
-            walk(held, prefix if held.name == inner.name else f"{prefix}/{held.name}")
+            walk(sublayer, prefix if sublayer.name == inner.name else f"{prefix}/{sublayer.name}")
 
     walk(layer, layer.name)
     return [found.get(id(variable), path(variable)) for variable in weights(layer)]

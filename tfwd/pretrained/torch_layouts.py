@@ -112,10 +112,9 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
             return (orders.outputs if rank == 1 or name != "bias" else None), None
     if isinstance(owner, keras.layers.EinsumDense):
         return (orders.inputs if name == "kernel" else None), orders.outputs
-    inputs = orders.inputs if isinstance(orders.inputs, UnknownFeatureOrder) and rank else None
+    is_unknown = isinstance(orders.inputs, UnknownFeatureOrder) and rank > 2
+    inputs = orders.inputs if rank in (1, 2) or is_unknown else None
     outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatureOrder) and rank else None
-    if rank in (1, 2):
-        return orders.inputs, outputs
     return inputs, outputs
 
 

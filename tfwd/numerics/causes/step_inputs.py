@@ -39,13 +39,17 @@ def data(evidence: Evidence) -> Iterator[Cause]:
                 "sample weights of the data.",
             )
             continue
-        yield Cause(
-            f"NaN or infinity in the {what}",
+        yield _non_finite(
+            what,
             f"'{name}' has {detail.summary} in {where}.",
             "find these examples in the data; remove them, or replace the values before training "
             "(numpy.nan_to_num), and check how the values were made"
             f"{', and the class_weight of fit' * name.startswith('sample_weight')}.",
         )
+
+
+def _non_finite(what: str, evidence: str, advice: str) -> Cause:
+    return Cause(f"NaN or infinity in the {what}", evidence, advice)
 
 
 def inputs_of_first_layer(evidence: Evidence) -> Iterator[Cause]:
@@ -55,9 +59,8 @@ def inputs_of_first_layer(evidence: Evidence) -> Iterator[Cause]:
     has_run = any(one.frame.kind in ("output", "pre-activation") for one in before)
     if evidence.data or first.frame.kind != "input" or has_run:
         return
-    what = "input"
-    yield Cause(
-        f"NaN or infinity in the {what}",
+    yield _non_finite(
+        "input",
         f"The first layer, '{first.frame.name}', takes {first.detail.summary}.",
         "check the batch that the model is called on, and the code of the model before this layer.",
     )

@@ -200,16 +200,20 @@ class ReplicaStep:
         Args:
             grads: Gradients on this replica. One of them is replaced.
         """
-        values = [gradient for gradient in grads if gradient is not None]
-        is_finite = all_finite(values) if self._step.dry else self._are_finite(BACKWARD)
-        self._finite_gradients = agreed(is_finite)
-        at = next(i for i, gradient in enumerate(grads) if gradient is not None)
-        rows = grads[at] if isinstance(grads[at], tf.IndexedSlices) else None
-        values = grads[at] if rows is None else rows.values
-        values = tf.where(self._finite_gradients, values, tf.constant(math.nan, values.dtype))
-        grads[at] = (
-            values if rows is None else tf.IndexedSlices(values, rows.indices, rows.dense_shape)
+        present = [i for i, gradient in enumerate(grads) if gradient is not None]
+        if not present:
+            return  # Keras raises an error
+        is_finite = (
+            all_finite([grads[i] for i in present])
+            if self._step.dry
+            else self._are_finite(BACKWARD)
         )
+        self._finite_gradients = agreed(is_finite)
+
+        def or_nan(values: tf.Tensor) -> tf.Tensor:
+            return tf.where(self._finite_gradients, values, tf.constant(math.nan, values.dtype))
+
+        grads[present[0]] = _with_values(grads[present[0]], or_nan)
 
     def before_hidden_update(self, optimizer: Any, variables: list[Any]) -> None:
         """Prepares an update in a branch or an inner function.
@@ -328,10 +332,14 @@ def _divided(gradient: Any, factor: Any) -> Any:
     """Returns a gradient divided by the factor of its loss, as the optimizer divides it."""
     if factor is None:
         return gradient
+    return _with_values(gradient, lambda values: values / tf.cast(factor, values.dtype))
+
+
+def _with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Returns a gradient with changed values. A `tf.IndexedSlices` keeps its indices."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = _divided(gradient.values, factor)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient / tf.cast(factor, gradient.dtype)
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
 
 
 def _stacked(extents: list[tf.Tensor]) -> tf.Tensor:

@@ -96,6 +96,7 @@ class _Search:
         for each in everything:
             if reshapes_in_code(each, is_traced=is_shown or each is not model):
                 self._record_hidden_reshape(each, unseen)
+                break  # the first unknown order of a layer counts
         if is_shown and any(id(layer) in self._image_layers for layer in unseen):
             self.recorder.record_kernels(everything)
 

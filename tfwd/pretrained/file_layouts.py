@@ -1,0 +1,252 @@
+"""Layout in which the file has each variable: by its key, its layer and the model around it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import keras
+
+from tfwd import _keras
+from tfwd.pretrained.flatten_order.axes import same_order
+from tfwd.pretrained.flatten_order.layer_groups import unwrapped
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
+    FlattenedAxes,
+    UnknownFeatureOrder,
+    flattened_image,
+)
+from tfwd.pretrained.key_rules import Key, style_of_copy
+from tfwd.pretrained.layouts import Layout, Step
+from tfwd.pretrained.sources.base import Source
+from tfwd.pretrained.target_variables import Target
+from tfwd.pretrained.torch_layouts import (
+    feature_orders,
+    has_known_use,
+    layout_along,
+    layout_of,
+)
+from tfwd.pretrained.unknown_layouts import unknown_layout
+
+# Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
+_KERAS_ENDINGS = (".kernel", ".moving_mean", ".moving_variance", ".embeddings")
+_TORCH_ENDINGS = (".weight", ".running_mean", ".running_var", ".num_batches_tracked")
+
+# By path of a variable: its key in the mapping, and its possible keys in the file, as
+# `possible_keys` returns them.
+Choices = Mapping[str, tuple[Key, dict[str, bool | None]]]
+
+
+class FileLayouts:
+    """Layouts in which a file has the variables of a model.
+
+    Args:
+        source: The open file.
+        targets: Variables of the model.
+        choices: Keys of the variables, without the prefix.
+        prefix: str. Beginning of all keys.
+        keys: Keys of the file that `ignore` does not match.
+        orders: Orders of features that the model shows, by the id of a layer.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        targets: Sequence[Target],
+        choices: Choices,
+        prefix: str,
+        keys: Collection[str],
+        orders: Mapping[int, LayerOrders],
+    ) -> None:
+        self._source, self._choices, self._orders = source, choices, orders
+        self._prefix, self._keys = prefix, keys
+        self._by_id = {id(target.variable): target for target in targets}
+        self._of_owner: dict[int, list[Target]] = {}
+        for target in targets:
+            self._of_owner.setdefault(id(target.owner), []).append(target)
+
+    def layout(self, target: Target, name: str) -> tuple[Layout, str | None]:
+        """Returns the layout in which the file has a variable, and an error, or None.
+
+        Args:
+            target: The variable.
+            name: str. Its key in the file.
+        """
+        key, _ = self._choices[target.path]
+        of_model = self._orders_of_model(target)
+        transposed = self._is_transposed(target, key, name)
+        gain_of = self._weight_of_gain(target)
+        if gain_of is not None and transposed:
+            layout, error = self._layout_of_gain(target, *gain_of)
+        else:
+            orders = self._orders_at(target, key)
+            layout = layout_of(target, transposed, orders)
+            error = unknown_layout(target, key, transposed, orders, of_model)
+        return layout, error or self._mixed_names(target, key, name, of_model)
+
+    def partly_given_orders(self, steps: Sequence[Step]) -> list[str]:
+        """Returns the errors of weights on flattened features if only other weights have an order.
+
+        Args:
+            steps: The variables that are loaded.
+        """
+        given: list[tuple[FeatureOrder, str]] = []
+        others: list[tuple[FeatureOrder, Step]] = []
+        for step in steps:
+            key = self._choices[step.target.path][0]
+            order = feature_orders(step.target, self._orders_of_model(step.target))[0]
+            if step.target.name == "bias" or key.transposed is False:
+                continue  # a bias has the order of the outputs
+            if not isinstance(order, FlattenedAxes):
+                continue
+            if feature_orders(step.target, self._orders_at(step.target, key))[0] is None:
+                given.append((order, step.target.path))
+            else:
+                others.append((order, step))
+        errors = []
+        for order, step in others:
+            same = [path for other, path in given if same_order(order, other)]
+            if same:
+                key = self._choices[step.target.path][0]
+                errors.append(
+                    f"'{step.target.path}' takes the same flattened features as '{same[0]}', whose "
+                    f"key has flattened=(): map to Key({key.name!r}, flattened=()) too if PyTorch "
+                    "has the same order here; otherwise give their shape in PyTorch"
+                )
+        return errors
+
+    def _orders_of_model(self, target: Target) -> LayerOrders:
+        """Returns the orders at the owner of a variable that the model shows."""
+        return self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
+
+    def _orders_at(self, target: Target, key: Key) -> LayerOrders:
+        """Returns the orders at the owner of a variable.
+
+        A `flattened` for one weight of a layer also counts for its other weights without one, if
+        tfwd knows how the layer uses them.
+        """
+        of_model = self._orders_of_model(target)
+        if not has_known_use(target):
+            reason = f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
+            if key.flattened is None and of_model.inputs is not None:
+                return LayerOrders(UnknownFeatureOrder(reason))
+            if key.flattened is None and isinstance(of_model.outputs, FlattenedAxes):
+                return LayerOrders(None, UnknownFeatureOrder(reason))
+            return _orders_with_key(of_model, key)
+        given = key
+        for other in self._of_owner[id(target.owner)] if key.flattened is None else ():
+            of_other = self._choices.get(other.path, (key, None))[0]
+            given = of_other if of_other.flattened is not None else given
+        return _orders_with_key(of_model, given)
+
+    def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
+        """Returns True if the file has the outputs of a kernel first.
+
+        Args:
+            target: The variable.
+            key: Its key in the mapping.
+            name: str. Its key in the file. None if the file has no such key.
+        """
+        if key.transposed is not None:
+            return key.transposed
+        transposed = None if name is None else self._styles(target)[name]
+        if transposed is None:
+            transposed = self._source.transposed
+        if len(target.shape) != 1 and target.name != "bias":
+            return transposed
+        is_gru = isinstance(target.owner, keras.layers.GRUCell)
+        depends = is_gru or self._orders_at(target, key) != LayerOrders()
+        # "bias" is a name in both libraries.
+        return transposed and not (depends and self._has_keras_kernel(target))
+
+    def _weight_of_gain(self, target: Target) -> tuple[Target, int] | None:
+        """Returns the weight of a gain of `WeightNorm`, and its axis; None for other variables."""
+        gains = getattr(target.owner, "gain_axes", {})
+        number, axis = gains.get(id(target.variable), (None, 0))
+        weight = self._by_id.get(number)
+        return None if weight is None else (weight, axis)
+
+    def _layout_of_gain(
+        self, target: Target, weight: Target, axis: int
+    ) -> tuple[Layout, str | None]:
+        """Returns the layout of a gain, whose entries have the order of its weight, and an error.
+
+        Args:
+            target: The gain.
+            weight: Its weight.
+            axis: int. The axis of the weight with an entry of the gain for each of its positions.
+        """
+        key, names = self._choices.get(weight.path, (Key(""), {}))
+        name = next((n for n in (self._prefix + each for each in names) if n in self._keys), None)
+        layout = Layout.unchanged(target.shape)
+        if not self._is_transposed(weight, key, name):
+            return layout, None
+        found = layout_along(layout_of(weight, True, self._orders_at(weight, key)), axis)
+        if found is None:
+            return layout, (
+                f"'{target.path}' has no order in PyTorch, because the positions on axis {axis} of "
+                f"'{weight.path}' are on several axes there: write the gain to the file in Keras's "
+                "order, and map to Key(..., transposed=False)"
+            )
+        return found, None
+
+    def _styles(self, target: Target) -> dict[str, bool | None]:
+        """Returns the style of each key of a variable, and of each copy, as in `possible_keys`."""
+        key, names = self._choices[target.path]
+        copies = {copy: style_of_copy(target, copy, names) for copy in key.copies}
+        return {self._prefix + name: is_torch for name, is_torch in {**copies, **names}.items()}
+
+    def _mixed_names(self, target: Target, key: Key, name: str, orders: LayerOrders) -> str | None:
+        """Returns the error for a key with a name of Keras in a file with names of PyTorch.
+
+        It may be a parameter of PyTorch that is called "scale" or "gamma", so PyTorch's order of a
+        flattened image is possible.
+        """
+        if key.transposed is not None or self._styles(target)[name] is not False:
+            return None
+        is_clear = any(other.endswith(_KERAS_ENDINGS) for other in self._source.entries)
+        if is_clear and _keras.is_of_keras(type(target.owner)):
+            return None
+        other = next((k for k in self._source.entries if k.endswith(_TORCH_ENDINGS)), None)
+        if other is None or not any(feature_orders(target, orders)):
+            return None
+        return (
+            f"'{target.path}': the model flattens an image for this weight. The key '{name}' ends "
+            f"as in Keras, but '{other}' in the same file ends as in PyTorch: map to "
+            f"Key({key.name!r}, transposed=True) if the file has PyTorch's order of axes; "
+            "otherwise map to Key(..., transposed=False)"
+        )
+
+    def _has_keras_kernel(self, target: Target) -> bool:
+        """Returns True if the file has another weight of the same layer in Keras's style."""
+        for other in self._of_owner[id(target.owner)]:
+            if other.path not in self._choices:
+                continue
+            given = self._choices[other.path][0].transposed
+            if given is False:
+                return True
+            if given is None and any(
+                is_torch is False and name in self._keys
+                for name, is_torch in self._styles(other).items()
+            ):
+                return True
+        return False
+
+
+def _orders_with_key(orders: LayerOrders, key: Key) -> LayerOrders:
+    """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
+
+    It also says that the outputs have PyTorch's order, if the plan asks only for this order: an
+    empty `flattened` if nothing was flattened before the layer, and the shape of the inputs if the
+    model shows this shape.
+    """
+    inputs, outputs = orders.inputs, orders.outputs
+    if key.flattened is None:
+        return orders
+    is_unknown = isinstance(outputs, UnknownFeatureOrder)
+    if not key.flattened:
+        is_answer = inputs is None or (is_unknown and inputs == outputs)
+    else:
+        is_answer = is_unknown and isinstance(inputs, FlattenedAxes)
+    given = flattened_image(tuple(key.flattened))
+    return LayerOrders(given, None if is_answer else outputs)
