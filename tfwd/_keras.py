@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfwd._keras_shared.checkpoint_tracking import track, untrack
 from tfwd._keras_shared.held_objects import held_by
 from tfwd._keras_shared.keras_own_code import is_of_keras, is_own_step
+from tfwd._keras_shared.layer_paths import path_below
 from tfwd._keras_shared.method_replacement import Patch, calls_of, computed_loss, patched
 from tfwd._keras_shared.names_in_code import names_in_code
 from tfwd._keras_shared.strategy_workers import (
@@ -105,6 +106,7 @@ __all__ = [
     "ops",
     "own_path",
     "patched",
+    "path_below",
     "present_graph",
     "recurrent_layers",
     "track",

@@ -227,6 +227,8 @@ class ParametrizedModel(keras.Model):
         **kwargs: Arguments of every Keras model, such as `name`.
     """
 
+    replaces_inner_layer = True
+
     def __init__(
         self,
         model: keras.Model,

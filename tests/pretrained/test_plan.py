@@ -8,6 +8,7 @@ import pytest
 from pretrained_plan_tools import MAPPING, layers, model_of, refused, rewrite, tensors_of
 from safetensors.numpy import save_file
 
+import tfwd
 from tfwd.pretrained import Key, PlanError, load, plan
 
 
@@ -267,3 +268,20 @@ def test_shapes_of_a_key(flattened, error):
     with pytest.raises(error, match=r"Key\('f', flattened=.*: give "):
         Key("f", flattened=flattened)
     assert Key("f", flattened=np.array([5, 2, 3])).flattened == (5, 2, 3)
+
+
+def test_paths_in_a_model_with_the_name_of_its_layer(tmp_path):
+    """Only a layer of tfwd that replaces another one has its name, so only it is left out."""
+    inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="fc")], name="fc")
+    model = keras.Sequential([keras.Input((2,)), inner, keras.layers.Dense(1, name="head")])
+    kernel = np.arange(6.0, dtype="float32").reshape(3, 2)
+    file = tmp_path / "model.safetensors"
+    save_file({"fc.weight": kernel, "fc.bias": np.zeros(3, "float32")}, file)
+    paths = ["fc/fc/kernel", "fc/fc/bias"]
+    for each in (model, tfwd.parametrize(model, {"fc/fc/kernel": tfwd.parametrizations.Dropout(0.5)})):
+        found = plan(each, file, {"fc/fc": "fc"}, allow_missing="head/.*")
+        assert [step.target.path for step in found.steps] == paths
+        found.apply()
+        np.testing.assert_array_equal(each.weights[0].numpy(), kernel.T)
+    found = plan(inner, file, {"/fc": "fc"})
+    assert [step.target.path for step in found.steps] == ["fc/kernel", "fc/bias"]

@@ -193,6 +193,14 @@ def test_a_header_that_says_that_it_is_huge(tmp_path):
         open_source(path)
 
 
+def test_a_folder_with_one_file_and_with_shards(tmp_path):
+    """transformers reads the one file too."""
+    sharded(tmp_path)
+    save_file({"only": np.ones(2, "float32")}, tmp_path / "model.safetensors")
+    with open_source(tmp_path) as source:
+        assert list(source.entries) == ["only"]
+
+
 def test_shards_that_do_not_fit_their_index(tmp_path):
     index = sharded(tmp_path)
     whole = json.loads(index.read_text())

@@ -35,6 +35,7 @@ class Wraps:
     """Base class of layers that replace a layer inside them, `self.layer`."""
 
     layer: Any
+    replaces_inner_layer = True
 
     @property
     def weights(self) -> list[tf.Variable]:

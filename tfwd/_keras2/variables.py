@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras.src.mixed_precision import autocast_variable
 from keras.src.mixed_precision.autocast_variable import AutoCastVariable
 
+from tfwd._keras_shared.layer_paths import path_below
 from tfwd._keras_shared.method_replacement import Patch, patched
 from tfwd._keras_shared.substitution_scopes import Scope
 
@@ -375,12 +376,11 @@ def paths(layer: Any) -> list[str]:
 
     def walk(inner: Any, prefix: str) -> None:
         for variable in held(inner):
-            found.setdefault(id(variable), f"{prefix}/{name(variable)}")
+            found.setdefault(id(variable), prefix + name(variable))
         for sublayer in inner._flatten_layers(recursive=False, include_self=False):
-            # A wrapper that replaces a layer has the layer's name.
-            walk(sublayer, prefix if sublayer.name == inner.name else f"{prefix}/{sublayer.name}")
+            walk(sublayer, path_below(prefix, inner, sublayer))
 
-    walk(layer, layer.name)
+    walk(layer, f"{layer.name}/")
     return [found.get(id(variable), path(variable)) for variable in weights(layer)]
 
 

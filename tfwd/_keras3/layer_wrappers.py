@@ -24,6 +24,7 @@ class Wraps:
     """Base class of layers that replace a layer inside them, `self.layer`."""
 
     layer: Any
+    replaces_inner_layer = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _given(self, kwargs):

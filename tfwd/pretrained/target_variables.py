@@ -69,5 +69,4 @@ def paths_of(layer: keras.layers.Layer, prefix: str = "") -> Iterator[tuple[kera
     """
     yield layer, prefix
     for held in _keras.layers.sublayers(layer):
-        # A wrapper that replaces a layer has the layer's name.
-        yield from paths_of(held, prefix if held.name == layer.name else f"{prefix}{held.name}/")
+        yield from paths_of(held, _keras.path_below(prefix, layer, held))

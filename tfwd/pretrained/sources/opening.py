@@ -72,7 +72,7 @@ def hub_hint(path: str) -> str:
 
 def _in_folder(folder: str) -> str:
     """Returns the path of the weights in a folder. Raises a `SourceError` if none fits."""
-    for name in (f"model{INDEX}", "model.safetensors"):
+    for name in ("model.safetensors", f"model{INDEX}"):  # the order of Hugging Face's transformers
         path = os.path.join(folder, name)
         if os.path.exists(path):
             check_inside(path)
