@@ -10,6 +10,7 @@ from tfwd.pretrained import Key, PlanError, load, plan
 
 RNG = np.random.default_rng(0)
 layers = keras.layers
+NAMES_OF_NORMALIZATIONS = (("gamma", "weight"), ("beta", "bias"))
 
 
 def normal(*shape):
@@ -313,11 +314,44 @@ def test_names_of_normalizations_are_whole_names(tmp_path):
     np.testing.assert_array_equal(model.layers[0].kernel, tensors["my_gamma_proj.weight"].T)
 
 
-def test_a_normalization_over_several_axes_has_no_known_layout(tmp_path):
-    layer = layers.LayerNormalization(axis=[1, 2, 3], name="n")
-    tensors = {"n.weight": normal(4, 4, 4), "n.bias": normal(4, 4, 4)}
-    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNormalization, and tfwd does"):
-        loaded(layer, (4, 4, 4), tensors, tmp_path, {"n": "n"})
+@pytest.mark.parametrize("shape", [(4, 4), (4, 4, 4)])
+def test_a_normalization_over_several_axes_has_no_known_layout(shape, tmp_path):
+    """Checks that the advice does not transpose a gain, which has no outputs."""
+    axes = list(range(1, len(shape) + 1))
+    layer, x = layers.LayerNormalization(axis=axes, name="n"), normal(3, *shape)
+    gain, shift = normal(*shape), normal(*shape)
+    tensors = {"n.weight": gain, "n.bias": shift}
+    with pytest.raises(PlanError, match="'n/gamma' belongs to a LayerNorm.*in Keras's") as error:
+        loaded(layer, shape, tensors, tmp_path, {"n": "n"})
+    assert "transposed=True" not in str(error.value)
+    keys = {f"n/{k}": Key(f"n.{n}", transposed=False) for k, n in NAMES_OF_NORMALIZATIONS}
+    centered = x - x.mean(tuple(axes), keepdims=True)
+    scaled = centered / np.sqrt((centered**2).mean(tuple(axes), keepdims=True) + 1e-3)
+    model = loaded(layer, shape, tensors, tmp_path, keys)
+    np.testing.assert_allclose(model(x), scaled * gain + shift, rtol=1e-4, atol=1e-5)
+
+
+@needs_keras3("enable_lora")
+@pytest.mark.parametrize("is_matrix", [True, False])
+def test_low_rank_matrices_of_an_einsum(is_matrix, tmp_path):
+    """Keras's first matrix has all axes of the kernel but the last one."""
+    equation, shape = ("abc,cd->abd", (None, 6)) if is_matrix else ("abc,cde->abde", (None, 2, 3))
+    layer = layers.EinsumDense(equation, output_shape=shape, name="e")
+    model = keras.Sequential([keras.Input((4, 8)), layer])
+    layer.enable_lora(2)
+    x, w, last = normal(3, 4, 8), normal(6, 8), shape[-1]
+    a, b = normal(*layer.kernel.shape[:-1], 2), normal(last, 2)
+    tensors = {"e.weight": w, "A.weight": a.T.copy() if is_matrix else a, "B.weight": b}
+    save_file(tensors, tmp_path / "model.safetensors")
+    keys = {"e/kernel": "e.weight", "e/lora_kernel_b": Key("B.weight", transposed=True)}
+    advice = r"transposed=True\) if" if is_matrix else r"write \(8, 2, 2\) to the file in Keras's"
+    with pytest.raises(PlanError, match=f"'e/lora_kernel_a' belongs to a EinsumDense.*{advice}"):
+        load(model, tmp_path, mapping={**keys, "e/lora_kernel_a": "A.weight"})
+    load(
+        model, tmp_path, mapping={**keys, "e/lora_kernel_a": Key("A.weight", transposed=is_matrix)}
+    )
+    kernel = w.T.reshape(8, *shape[1:]) + a @ b.T
+    np.testing.assert_allclose(model(x), np.tensordot(x, kernel, 1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,10 @@ def test_paths_in_a_model_with_the_name_of_its_layer(tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({"fc.weight": kernel, "fc.bias": np.zeros(3, "float32")}, file)
     paths = ["fc/fc/kernel", "fc/fc/bias"]
-    for each in (model, tfwd.parametrize(model, {"fc/fc/kernel": tfwd.parametrizations.Dropout(0.5)})):
+    for each in (
+        model,
+        tfwd.parametrize(model, {"fc/fc/kernel": tfwd.parametrizations.Dropout(0.5)}),
+    ):
         found = plan(each, file, {"fc/fc": "fc"}, allow_missing="head/.*")
         assert [step.target.path for step in found.steps] == paths
         found.apply()

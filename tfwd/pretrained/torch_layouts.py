@@ -59,7 +59,7 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
     if not (isinstance(inputs, FlattenedAxes) or isinstance(outputs, FlattenedAxes)):
         return layout
     shape = target.shape
-    if isinstance(target.owner, keras.layers.EinsumDense):
+    if is_in_einsum(target):
         return einsum_layout(target, inputs, outputs) or layout  # None is an error in the plan
     first = _split_axis(inputs, shape[0])
     if len(shape) == 1:
@@ -110,7 +110,7 @@ def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, F
             return None, orders.outputs
         if name in ("bias", "recurrent_kernel"):
             return (orders.outputs if rank == 1 or name != "bias" else None), None
-    if isinstance(owner, keras.layers.EinsumDense):
+    if is_in_einsum(target):
         return (orders.inputs if name == "kernel" else None), orders.outputs
     is_unknown = isinstance(orders.inputs, UnknownFeatureOrder) and rank > 2
     inputs = orders.inputs if rank in (1, 2) or is_unknown else None
@@ -123,7 +123,13 @@ def has_known_use(target: Target) -> bool:
     owner, name = unwrapped(target.owner), target.name
     if isinstance(owner, (keras.layers.Dense, *CELLS)):
         return name in (*MATRICES, "bias", "lora_kernel_a", "lora_kernel_b")
-    return isinstance(owner, (keras.layers.EinsumDense, *ORDER_PRESERVING_LAYERS))
+    return is_in_einsum(target) or isinstance(owner, ORDER_PRESERVING_LAYERS)
+
+
+def is_in_einsum(target: Target) -> bool:
+    """Returns True for the kernel and the bias of an einsum layer, and False for LoRA's weights."""
+    owner = unwrapped(target.owner)
+    return isinstance(owner, keras.layers.EinsumDense) and target.name in ("kernel", "bias")
 
 
 def is_known_layout(target: Target) -> bool:
@@ -188,7 +194,7 @@ def _split_axis(order: FeatureOrder, size: int) -> FlattenedAxes:
 def _layout_by_owner(target: Target) -> Layout:
     """Returns the layout in PyTorch of a variable without flattened inputs or outputs."""
     shape, owner, name = target.shape, target.owner, target.name
-    if isinstance(owner, keras.layers.EinsumDense):
+    if is_in_einsum(target):
         if name == "kernel":
             return _einsum_layout(owner, shape)
         return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)

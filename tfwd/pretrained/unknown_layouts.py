@@ -9,6 +9,7 @@ import keras
 
 from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
+from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
@@ -23,6 +24,7 @@ from tfwd.pretrained.torch_layouts import (
     MATRICES,
     einsum_layout,
     feature_orders,
+    is_in_einsum,
     is_known_layout,
 )
 
@@ -67,7 +69,7 @@ def unknown_layout(
     if sum(size > 1 for size in shape) < 2:
         return None
     start += ", and tfwd does not know PyTorch's order of axes for this layer"
-    if len(shape) != 2:
+    if len(shape) != 2 or isinstance(owner, ORDER_PRESERVING_LAYERS):  # it has no outputs
         return (
             f"{start}: write {shape} to the file in Keras's order of axes, and map to "
             f"Key({key.name!r}, transposed=False)"
@@ -120,7 +122,7 @@ def _unknown_order(
             f"write the tensor to the file in Keras's order, and map to Key({key.name!r}, "
             "transposed=False)"
         )
-    rank, is_einsum = len(target.shape), isinstance(target.owner, keras.layers.EinsumDense)
+    rank, is_einsum = len(target.shape), is_in_einsum(target)
     if is_einsum and einsum_layout(target, inputs, outputs) is None:
         return (
             f"'{target.path}' is {target.shape}, and PyTorch has no weight for a part of the axes "
@@ -190,7 +192,7 @@ def _contradiction(
 
 def _fits(inputs: FlattenedAxes, target: Target) -> bool:
     """Returns True if the axes of flattened features are the inputs of a kernel."""
-    if not isinstance(target.owner, keras.layers.EinsumDense):
+    if not is_in_einsum(target):
         return math.prod(inputs.shape) == target.shape[0]
     terms = einsum_terms(target.owner)
     size = dict(zip(terms.kernel, target.shape, strict=True))
