@@ -43,6 +43,33 @@ def test_a_vector_that_is_all_zeros_is_divided_by_its_norm():
 
 
 @rest
+@pytest.mark.parametrize(
+    ("column", "what"), [(0.5, "is the same for all examples"), (0.0, "is 0 everywhere")]
+)
+def test_a_column_that_is_the_same_for_all_examples(column, what):
+    x, y = data(2)
+    x[:, 3] = column
+    inputs = layers.Input((6,))
+    scaled = layers.Lambda(
+        lambda v: (v - tf.reduce_mean(v, 0)) / tf.math.reduce_std(v, 0), name="scaled"
+    )
+    report = report_of(keras.Model(inputs, layers.Dense(1, name="last")(scaled(inputs))), x, y)
+    assert names(report) == ["a division of 0 by 0"]
+    evidence = report.causes[0].evidence
+    assert f"'scaled, output' is NaN in column 3, where 'x, data' {what}, so its" in evidence
+    # A column below 0 has no logarithm. The others are not negative.
+    x[:] = np.abs(x)
+    x[:, 3] = -1.0
+    logarithm = layers.Lambda(tf.math.log1p, name="log")
+    root = layers.Lambda(tf.sqrt, name="root")
+    for layer in (logarithm, root):
+        outputs = layers.Dense(1, name="last")(layer(inputs))
+        report = report_of(keras.Model(inputs, outputs), x - (layer is logarithm), y)
+        assert "a division of 0 by 0" not in names(report)
+    assert "all elements of column 3. There, 'x, data' is -1 for" in report.causes[0].evidence
+
+
+@rest
 def test_a_text_of_padding_alone():
     words = np.random.default_rng(0).integers(1, 9, (16, 5))
     words[11] = 0

@@ -198,6 +198,35 @@ def test_data_beyond_float16():
     assert "scale the data" in report.causes[0].advice
 
 
+class ShiftedScores(layers.Layer):
+    """Attention with a number that is added to the scores of masked keys."""
+
+    def __init__(self, added):
+        super().__init__(name="attention")
+        self.added = added
+
+    def call(self, inputs):
+        masked = tf.cast(inputs[:, tf.newaxis, :, 0] < 0, inputs.dtype)
+        scores = inputs @ tf.transpose(inputs, [0, 2, 1]) / 4
+        return tf.nn.softmax(scores + masked * tf.cast(self.added, inputs.dtype)) @ inputs
+
+
+def test_a_mask_beyond_float16():
+    x = np.random.default_rng(0).normal(size=(8, 5, 4)).astype("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+
+    def attention(added):
+        return keras.Sequential([ShiftedScores(added), layers.Flatten(), layers.Dense(1)])
+
+    report = report_of(attention(-1e9), x, x[:, 0, :1])
+    assert report.first.frame.name == "attention"
+    assert "a constant beyond 65504 is infinity" in report.causes[0].advice
+    advised = float(report.causes[0].advice.split("use ")[1].split()[0].rstrip(".;)"))
+    model = attention(advised)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(x, x[:, 0, :1], verbose=0).history["loss"][0])
+
+
 def test_an_update_that_overflows_says_rate_and_gradient():
     x, y = 100 * np.ones((8, 6), "float32"), np.zeros((8, 1), "float32")
     model = dense()

@@ -28,6 +28,8 @@ class Detail(NamedTuple):
         vectors: booleans along all axes except the last. True if no element of a vector is finite.
             All are False if some vector has both finite and non-finite elements.
         lows, highs: the smallest and the largest element of each vector, of the same shape.
+        column_lows, column_highs: the smallest and the largest element at each position of the last
+            axis, over all vectors.
     """
 
     summary: Summary
@@ -41,6 +43,8 @@ class Detail(NamedTuple):
     vectors: Any = ()
     lows: Any = ()
     highs: Any = ()
+    column_lows: Any = ()
+    column_highs: Any = ()
 
     def numbers(self) -> Detail:
         """Returns the same measurement as Python numbers and NumPy arrays."""
@@ -105,8 +109,10 @@ def _measure_values(values: tf.Tensor) -> Detail:
         return tf.reduce_any(~good, axis=[i for i in range(rank) if i != axis % rank])
 
     vectors, lows = none, tf.zeros([0], wide.dtype)
-    highs = lows
+    highs = column_lows = column_highs = lows
     if rank >= 2:
+        outer = list(range(rank - 1))
+        column_lows, column_highs = tf.reduce_min(wide, outer), tf.reduce_max(wide, outer)
         some_bad, all_bad = tf.reduce_any(~good, -1), tf.reduce_all(~good, -1)
         vectors = some_bad & tf.reduce_all(some_bad == all_bad)
         lows, highs = tf.reduce_min(wide, -1), tf.reduce_max(wide, -1)
@@ -123,6 +129,8 @@ def _measure_values(values: tf.Tensor) -> Detail:
         vectors=vectors,
         lows=lows,
         highs=highs,
+        column_lows=column_lows,
+        column_highs=column_highs,
     )
 
 
@@ -164,8 +172,9 @@ def unpacked(numbers: np.ndarray) -> Detail:
     steps = np.arange(first + 1) == first
     summary = Summary(*numbers[:7]).numbers()
     low, high = numbers[7:9].tolist()
-    found = Detail(summary, low, high, int(numbers[9]), none, steps, none)
-    return found._replace(vectors=none, lows=np.zeros(0), highs=np.zeros(0))
+    found = Detail(summary, low, high, int(numbers[9]), none, steps, none, vectors=none)
+    unknown = np.zeros(0)
+    return found._replace(lows=unknown, highs=unknown, column_lows=unknown, column_highs=unknown)
 
 
 def positions_text(flags: Any, most: int = 5) -> str:
@@ -174,6 +183,19 @@ def positions_text(flags: Any, most: int = 5) -> str:
     shown = ", ".join(str(int(place)) for place in found[:most])
     rest = len(found) - most
     return shown if rest <= 0 else f"{shown} and {rest} other{'s' * (rest > 1)}"
+
+
+def whole_columns(detail: Detail) -> np.ndarray:
+    """Returns the columns without a finite element; none if a column has finite ones too."""
+    bad, found = detail.columns, detail.summary
+    if found.non_finite * len(bad) == found.size * bad.sum():
+        return bad
+    return np.zeros(len(bad), bool)
+
+
+def columns_text(flags: Any) -> str:
+    """Returns columns as text, as "columns 3, 7"."""
+    return f"column{'s' if np.count_nonzero(flags) > 1 else ''} {positions_text(flags)}"
 
 
 def rows_text(flags: Any, of: str = "batch") -> str:

@@ -12,7 +12,7 @@ from tfwd.numerics.causes.layers_and_updates import NORMALIZING
 from tfwd.numerics.causes.loss_rows import bad_rows
 from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.causes.softmax import all_masked
-from tfwd.numerics.tensor_measurements import Measurement
+from tfwd.numerics.tensor_measurements import Measurement, columns_text, whole_columns
 
 
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
@@ -46,6 +46,15 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
         return
     if first.frame.recurrent and not first.detail.steps[:1].any():
         return  # it is finite at the first time step
+    if takes and (in_columns := _seen_in_columns(before, first)):
+        yield Cause(
+            "a division of 0 by 0",
+            f"'{first.frame.label}' is NaN in {columns_text(first.detail.columns)}, where "
+            f"{in_columns}: 0/0.",
+            "add a small number to the divisor (a sum, norm or deviation over the batch), and look "
+            "for columns that are the same for all examples.",
+        )
+        return
     seen = list(_seen_in_rows(before, first)) if takes else []
     seen += _seen_in_data(evidence, first)
     if seen and not any(True for _ in all_masked(evidence)):
@@ -88,6 +97,19 @@ def _seen_in_rows(before: Measurement, first: Measurement) -> Iterator[str]:
         yield f"all elements of '{before.frame.label}' are 0, so its norm and its sum are 0"
     elif before.detail.width > 1 and _is_deviation(lows, highs, rows, limit):
         yield f"'{before.frame.label}' is constant, so its deviation is 0"
+
+
+def _seen_in_columns(before: Measurement, first: Measurement) -> str:
+    """Returns the special property of a layer's input in the columns that become NaN, or ""."""
+    bad = whole_columns(first.detail)
+    lows, highs = before.detail.column_lows, before.detail.column_highs
+    if before.detail.lows.size < 2 or not bad.any() or bad.shape != lows.shape:
+        return ""
+    if not _is_deviation(lows, highs, bad, exp_limit(first)):
+        return ""
+    if (lows[bad] == 0).all():
+        return f"'{before.frame.label}' is 0 everywhere, so its deviation, norm and sum are 0"
+    return f"'{before.frame.label}' is the same for all examples, so its deviation is 0"
 
 
 def _has_whole_vectors(first: Measurement) -> bool:

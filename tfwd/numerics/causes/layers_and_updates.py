@@ -19,7 +19,12 @@ from tfwd.numerics.causes.overflow import (
     large_inputs,
     overflows_half,
 )
-from tfwd.numerics.tensor_measurements import Measurement, positions_text
+from tfwd.numerics.tensor_measurements import (
+    Measurement,
+    columns_text,
+    positions_text,
+    whole_columns,
+)
 
 NORMALIZING = (
     "BatchNormalization",
@@ -112,7 +117,11 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = ""
-    if rows := evidence.rows_text(first):
+    columns = whole_columns(first.detail)
+    if columns.any() and not columns.all():
+        where = f" The non-finite elements are all elements of {columns_text(columns)}."
+        where += _input_in_columns(columns, before)
+    elif rows := evidence.rows_text(first):
         where = f" The non-finite elements are in {rows}."
     if infinite and not found.nan and not overflowing and found.abs_max > SQUARED_IS_FINITE:
         yield Cause(
@@ -133,6 +142,10 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
             "NaN comes from 0/0, 0 times infinity, infinity minus infinity, an arccosine beyond 1, "
             "or a root, a fractional power or a logarithm of a negative number"
         )
+        if first.frame.dtype == "float16":
+            reasons.append(
+                "in float16, a constant beyond 65504 is infinity, such as a mask of -1e9: use -3e4"
+            )
     if overflowing:
         what_exp = "data above" if before.frame.kind == "data" else "an output above"
         limit = f"{exp_limit(before):.3g}, the limit of {before.frame.dtype}"
@@ -158,6 +171,14 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         f"{where}{scale}",
         f"{advice}{'; scale the data' if scale else ''}. ({'; '.join(reasons)}.)",
     )
+
+
+def _input_in_columns(columns: np.ndarray, before: Measurement) -> str:
+    """Returns the function's input in the non-finite columns, as text, if it is one number."""
+    lows, highs = before.detail.column_lows, before.detail.column_highs
+    if lows.shape != columns.shape or lows[columns].min() != highs[columns].max():
+        return ""
+    return f" There, '{before.frame.label}' is {lows[columns][0]:g} for all examples."
 
 
 def _input_at_position(evidence: Evidence, first: Measurement, before: Measurement) -> str:
