@@ -108,6 +108,47 @@ def test_a_loss_of_a_custom_training_step(loss):
     assert "self.compute_loss" in cause.advice
 
 
+class SaturatedAdversary(keras.Model):
+    """A discriminator that is sure of all examples, and calls its last layer again afterwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = layers.Dense(6, name="generator")
+        self.judge = layers.Dense(1, "sigmoid", name="judge", kernel_initializer="zeros")
+        self.judge.bias_initializer = keras.initializers.Constant(50)
+        self.rates = [keras.optimizers.SGD(), keras.optimizers.SGD()]
+
+    def call(self, inputs):
+        return self.judge(self.generator(inputs))
+
+    def train_step(self, batch):
+        x, _ = batch
+        with tf.GradientTape(persistent=True) as tape:
+            fake = tf.reduce_mean(tf.math.log(1 - self(x, training=True)))
+            loss = -tf.reduce_mean(tf.math.log(self.judge(x))) - fake
+        aims = (self.judge, loss), (self.generator, fake)
+        for rate, (part, aim) in zip(self.rates, aims, strict=True):
+            gradients = tape.gradient(aim, part.trainable_weights)
+            rate.apply_gradients(zip(gradients, part.trainable_weights, strict=True))
+        self.judge(self.generator(x))
+        return {"loss": loss}
+
+
+@quick_rows("False")
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_logarithm_of_0_in_an_adversarial_training_step(jit_compile):
+    """Checks that calls after the loss are no evidence, and that each call before it is."""
+    x, y = data(1)
+    model = SaturatedAdversary()
+    model(x)
+    report = report_of(model, x, y, loss=None, jit_compile=jit_compile)
+    (cause,) = report.causes
+    for call in ("'judge, output'", "'judge (call 2), output'"):
+        assert f"{call} reaches 1 exactly, where a logarithm is infinite" in cause.evidence
+    assert "(call 3)" not in cause.evidence
+    assert "clip the argument of a logarithm" in cause.advice
+
+
 def logarithm(y_true, y_pred):
     return -tf.reduce_sum(y_true * tf.math.log(y_pred), -1)
 

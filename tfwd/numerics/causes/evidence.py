@@ -120,6 +120,11 @@ class Evidence(NamedTuple):
         return next(one for one in self.found if not one.is_finite)
 
     @property
+    def outputs_before(self) -> list[Measurement]:
+        """Returns the outputs of layers that are computed before the first non-finite tensor."""
+        return [x for x in self.found[: self.found.index(self.first)] if x.frame.kind == "output"]
+
+    @property
     def tensors_before(self) -> list[Measurement]:
         """Returns the tensors from which the first non-finite tensor is computed, the nearest last.
 

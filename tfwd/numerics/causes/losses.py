@@ -89,13 +89,13 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         advice.append("clip the argument of a logarithm or a root, and the divisor")
     elif bad.any() and not bad.all():
         signs.append(f"its non-finite values are only in {rows_text(bad)}")
-    # A custom training step usually computes its loss from the last output.
-    given, what = evidence.predictions, "the predictions"
+    given = evidence.predictions
     is_own = not given
-    if is_own:
-        given = evidence.of("output")[-1:]
-        what = "".join(f"'{one.frame.label}'" for one in given)
+    if is_own:  # a custom training step usually computes its loss from all calls of the last layer
+        last = evidence.outputs_before[-1:]
+        given = [one for one in evidence.outputs_before if one.frame.name == last[0].frame.name]
     for one in given if not exactly else ():
+        what = f"'{one.frame.label}'" if is_own else "the predictions"
         low, high = _range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:
@@ -223,7 +223,7 @@ def _custom_loss_cause(
     where = "a custom train_step" if evidence.data else "the training loop"
     ranges = [
         f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
-        for one in (*evidence.of("output")[-3:], *evidence.of("data"))
+        for one in (*evidence.outputs_before[-3:], *evidence.of("data"))
         if one.frame.kind != "data" or one.frame.name.startswith("y")
     ]
     shown = f" Ranges: {', '.join(ranges)}." if ranges else ""
