@@ -252,3 +252,36 @@ def test_a_second_matrix_whose_outputs_become_an_image(tmp_path):
     keys["f/sigma"] = Key("f.sigma", transposed=True)
     with pytest.raises(PlanError, match="f/sigma': the model uses it in an operation whose"):
         load(model, saved(tmp_path, stored, CONV), mapping=keys)
+
+
+class Scaled(layers.Dense):
+    """A dense layer with a factor for each output."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.scale = self.add_weight(name="scale", shape=(self.units,))
+
+    def call(self, x):
+        return super().call(x) * self.scale
+
+
+@pytest.mark.parametrize("advice", ["flattened=()", "transposed=False"])
+def test_advice_for_a_subclass_whose_outputs_become_an_image(advice, tmp_path):
+    """Checks each answer that the error offers. It offers no shape: the inputs are no image."""
+    model = sequential(keras.Input((5,)), Scaled(24, name="f"), layers.Reshape((2, 3, 4)), conv())
+    w, b, v, x = (RNG.normal(size=size) for size in ((24, 5), 24, 24, (2, 5)))
+    stored = {"f.weight": w, "f.bias": b, "f.v": v}
+    names = {"f/kernel": "f.weight", "f/bias": "f.bias", "f/scale": "f.v"}
+    with pytest.raises(PlanError) as error:
+        load(model, saved(tmp_path, stored, CONV), mapping={"c": "c", **names})
+    problems = [line for line in str(error.value).splitlines() if "'f/" in line]
+    assert len(problems) == 3
+    for line in problems:
+        assert advice in line and "channels, height" not in line
+    options = {"flattened": ()} if advice == "flattened=()" else {"transposed": False}
+    keys = {path: Key(name, **options) for path, name in names.items()}
+    if advice == "transposed=False":
+        stored["f.weight"] = w.T
+    load(model, saved(tmp_path, stored, CONV), mapping={"c": "c", **keys})
+    image = ((x @ w.T + b) * v).reshape(2, 2, 3, 4)
+    np.testing.assert_allclose(model(x), pointwise(image), rtol=1e-4, atol=1e-3)

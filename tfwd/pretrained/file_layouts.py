@@ -127,11 +127,14 @@ class FileLayouts:
         """
         of_model = self._orders_of_model(target)
         if not has_known_use(target):
-            reason = f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
+            unknown = UnknownFeatureOrder(
+                f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
+            )
             if key.flattened is None and of_model.inputs is not None:
-                return LayerOrders(UnknownFeatureOrder(reason))
+                is_both = isinstance(of_model.outputs, UnknownFeatureOrder)
+                return LayerOrders(unknown, unknown if is_both else None)
             if key.flattened is None and isinstance(of_model.outputs, FlattenedAxes):
-                return LayerOrders(None, UnknownFeatureOrder(reason))
+                return LayerOrders(None, unknown)
             return _orders_with_key(of_model, key)
         given = key
         for other in self._of_owner[id(target.owner)] if key.flattened is None else ():

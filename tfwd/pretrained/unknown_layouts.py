@@ -147,9 +147,11 @@ def _unknown_order(
     if unknown is orders.outputs:
         return (
             f"{start}write its features to the file in Keras's order of axes, and map to "
-            f"Key({key.name!r}, transposed=False){_same_outputs(of_model.inputs)}"
+            f"Key({key.name!r}, transposed=False){_same_outputs(of_model)}"
         )
-    if rank > 2 and not is_einsum:
+    # A shape describes only the inputs.
+    is_both = isinstance(inputs, UnknownFeatureOrder) and isinstance(outputs, UnknownFeatureOrder)
+    if is_both or (rank > 2 and not is_einsum):
         return (
             f"{start}map to Key({key.name!r}, flattened=()) if PyTorch has the axes in the same "
             "order; otherwise write the tensor to the file in Keras's order of axes, and map to "
@@ -161,15 +163,16 @@ def _unknown_order(
     )
 
 
-def _same_outputs(inputs: FeatureOrder) -> str:
+def _same_outputs(of_model: LayerOrders) -> str:
     """Returns the advice for outputs that PyTorch has in the same order.
 
     Args:
-        inputs: Order of the layer's inputs that the model shows.
+        of_model: Orders at the layer that the model shows.
     """
+    inputs = of_model.inputs
     if isinstance(inputs, FlattenedAxes):
         flattened = f"flattened={inputs.torch_shape}), the shape of its inputs in PyTorch,"
-    elif inputs is None:
+    elif inputs is None or inputs == of_model.outputs:
         flattened = "flattened=())"
     else:
         return ""
