@@ -19,6 +19,7 @@ from tfwd.pretrained.flatten_order.orders import (
 from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.sources.base import Source
+from tfwd.pretrained.square_kernels import Kernel, is_kernel, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import (
     feature_orders,
@@ -83,6 +84,20 @@ class FileLayouts:
             layout = layout_of(target, transposed, orders)
             error = unknown_layout(target, key, transposed, orders, of_model)
         return layout, error or self._mixed_names(target, key, name, of_model)
+
+    def square_kernels(self, steps: Sequence[Step]) -> list[str]:
+        """Returns the errors of square kernels whose order of axes in the file is not known.
+
+        Args:
+            steps: The variables that are loaded.
+        """
+        kernels = []
+        for step in filter(is_kernel, steps):
+            key = self._choices[step.target.path][0]
+            style = self._styles(step.target)[step.key]
+            transposed = self._is_transposed(step.target, key, step.key)
+            kernels.append(Kernel(step, style, key.transposed, transposed))
+        return square_kernel_errors(kernels)
 
     def partly_given_orders(self, steps: Sequence[Step]) -> list[str]:
         """Returns the errors of weights on flattened features if only other weights have an order.

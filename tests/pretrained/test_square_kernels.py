@@ -1,0 +1,78 @@
+"""Square kernels: the shape does not show which axis has the outputs.
+
+The expected outputs are products in NumPy.
+"""
+
+import keras
+import numpy as np
+import pytest
+from flattened_images import saved, sequential
+
+from tfwd.pretrained import Key, PlanError, load
+
+RNG = np.random.default_rng(2)
+layers = keras.layers
+
+
+def dense(units, name):
+    return layers.Dense(units, use_bias=False, name=name)
+
+
+def three():
+    """Returns a model with a square kernel between two others."""
+    return sequential(keras.Input((3,)), dense(4, "a"), dense(4, "b"), dense(2, "c"))
+
+
+@pytest.mark.parametrize("answer", [False, True])
+@pytest.mark.parametrize("others", ["by the mapping", "by their shapes"])
+def test_other_kernels_with_the_inputs_first(others, answer, tmp_path):
+    """Checks files like Hugging Face's GPT-2: `weight` has the inputs first."""
+    a, b, c, x = (RNG.normal(size=size) for size in ((3, 4), (4, 4), (4, 2), (5, 3)))
+    folder = saved(tmp_path, {"a.weight": a, "b.weight": b, "c.weight": c})
+    first = Key(r"\1", transposed=False) if others == "by the mapping" else r"\1"
+    model = three()
+    with pytest.raises(PlanError, match=r"'b/kernel': key 'b.weight' is \(4, 4\).*'a.weight' has"):
+        load(model, folder, mapping={"([ac])": first, "b": "b"})
+    given = {"([ac])": Key(r"\1", transposed=False), "b": Key("b", transposed=answer)}
+    load(model, folder, mapping=given)
+    expected = x @ a @ (b.T if answer else b) @ c
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_other_kernels_with_the_outputs_first(tmp_path):
+    a, b, c, x = (RNG.normal(size=size) for size in ((4, 3), (4, 4), (2, 4), (5, 3)))
+    model = three()
+    folder = saved(tmp_path, {"a.weight": a, "b.weight": b, "c.weight": c})
+    load(model, folder, mapping={"(.)": r"\1"})
+    np.testing.assert_allclose(model(x), x @ a.T @ b.T @ c.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_a_parameter_without_a_known_name(is_confirmed, tmp_path):
+    """Checks a parameter such as `text_projection` of CLIP, which multiplies from the right."""
+    a, b, c, x = (RNG.normal(size=size) for size in ((4, 3), (4, 4), (2, 4), (5, 3)))
+    last = "other" if is_confirmed else "c.weight"
+    folder = saved(tmp_path, {"a.weight": a, "projection": b, last: c})
+    keys = {"a": "a", "b/kernel": "projection", "c/kernel": last}
+    model = three()
+    if is_confirmed:
+        load(model, folder, mapping=keys)
+        np.testing.assert_allclose(model(x), x @ a.T @ b.T @ c.T, rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(PlanError, match="the end of 'projection' does not show it"):
+        load(model, folder, mapping=keys)
+    load(model, folder, mapping={**keys, "b/kernel": Key("projection", transposed=False)})
+    np.testing.assert_allclose(model(x), x @ a.T @ b @ c.T, rtol=1e-4, atol=1e-5)
+
+
+def test_a_square_matrix_of_attention(tmp_path):
+    """Checks a kernel with heads. Its tensor in the file is a square matrix."""
+    layer = layers.EinsumDense("abc,cde->abde", (None, 2, 3), name="q")
+    model = sequential(keras.Input((5, 6)), layer, layers.Reshape((5, 6)), dense(2, "o"))
+    q, o, x = (RNG.normal(size=size) for size in ((6, 6), (6, 2), (2, 5, 6)))
+    folder = saved(tmp_path, {"q.weight": q, "o.weight": o})
+    keys = {"o": Key("o", transposed=False), "q": "q"}
+    with pytest.raises(PlanError, match=r"'q/kernel': key 'q.weight' is \(6, 6\)"):
+        load(model, folder, mapping=keys)
+    load(model, folder, mapping={**keys, "q": Key("q", transposed=True)})
+    np.testing.assert_allclose(model(x), x @ q.T @ o, rtol=1e-4, atol=1e-5)
