@@ -69,7 +69,7 @@ def test_the_order_of_the_summed_axes_is_unknown(equation, before, message, tmp_
     ignore = () if mapping else "c.*"
     with pytest.raises(PlanError, match=message) as caught:
         load(model, tmp_path, mapping={**mapping, "f": "f"}, ignore=ignore)
-    assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)
+    assert "map to Key('f', flattened=(" in str(caught.value)
     with pytest.raises(PlanError, match="entries: give the shape in PyTorch"):
         key = Key("f", flattened=(5, 7))
         load(model, tmp_path, mapping={**mapping, "f": key}, ignore=ignore)

@@ -29,15 +29,19 @@ def conv():
 
 @pytest.mark.parametrize("given", ["kernel", "bias", "both"])
 def test_outputs_in_the_same_order(given, tmp_path):
-    """Checks that `flattened=()` of the kernel counts for the bias, and the other way round."""
+    """Checks that `unflattened` of the kernel counts for the bias, and the other way round."""
     x = RNG.normal(size=(2, 5)).astype("float32")
     w, b = RNG.normal(size=(24, 5)), RNG.normal(size=24)
     dense = layers.Dense(24, name="d")
     model = sequential(keras.Input((5,)), dense, layers.Reshape((2, 3, 4)), conv())
     same = {given} if given != "both" else {"kernel", "bias"}
     names = {"kernel": "d.weight", "bias": "d.bias"}
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV)
     keys = {f"d/{k}": Key(v, flattened=()) if k in same else v for k, v in names.items()}
-    load(model, saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV), mapping={"c": "c", **keys})
+    with pytest.raises(PlanError, match=r"flattened=\(\)\) is about the inputs, but the outputs"):
+        load(model, folder, mapping={"c": "c", **keys})
+    keys = {f"d/{k}": Key(v, unflattened=()) if k in same else v for k, v in names.items()}
+    load(model, folder, mapping={"c": "c", **keys})
     expected = pointwise((x @ w.T + b).reshape(2, 2, 3, 4))
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
 
@@ -124,17 +128,17 @@ def test_a_layer_that_only_another_method_uses(tmp_path):
 
 
 def test_outputs_that_become_rows(tmp_path):
-    """Checks heads of a captcha: the shape of the inputs also says that the outputs are equal."""
+    """Checks heads of a captcha, which PyTorch has in the same order."""
     x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
     w, b = RNG.normal(size=(15, 24)), RNG.normal(size=15)
     rows = [layers.Reshape((3, 5)), layers.Softmax()]
     dense = layers.Dense(15, name="d")
     model = sequential(keras.Input((2, 3, 4)), conv(), layers.Flatten(), dense, *rows)
     folder = saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV)
-    for key in ("d", Key("d", flattened=())):
-        with pytest.raises(PlanError, match=r"flattened=\(4, 2, 3\)\), the shape of its inputs"):
+    for key in ("d", Key("d", flattened=()), Key("d", flattened=(4, 2, 3))):
+        with pytest.raises(PlanError, match=r"or to Key\(..., unflattened=\(\)\) if PyTorch has"):
             load(model, folder, mapping={"c": "c", "d": key})
-    load(model, folder, mapping={"c": "c", "d": Key("d", flattened=(4, 2, 3))})
+    load(model, folder, mapping={"c": "c", "d": Key("d", unflattened=())})
     flat = pointwise(x).transpose(0, 3, 1, 2).reshape(2, 24)
     exponentials = np.exp((flat @ w.T + b).reshape(2, 3, 5))
     expected = exponentials / exponentials.sum(-1, keepdims=True)
@@ -265,9 +269,9 @@ class Scaled(layers.Dense):
         return super().call(x) * self.scale
 
 
-@pytest.mark.parametrize("advice", ["flattened=()", "transposed=False"])
+@pytest.mark.parametrize("advice", ["channels first", "()", "transposed=False"])
 def test_advice_for_a_subclass_whose_outputs_become_an_image(advice, tmp_path):
-    """Checks each answer that the error offers. It offers no shape: the inputs are no image."""
+    """Checks each answer that the error offers."""
     model = sequential(keras.Input((5,)), Scaled(24, name="f"), layers.Reshape((2, 3, 4)), conv())
     w, b, v, x = (RNG.normal(size=size) for size in ((24, 5), 24, 24, (2, 5)))
     stored = {"f.weight": w, "f.bias": b, "f.v": v}
@@ -277,11 +281,109 @@ def test_advice_for_a_subclass_whose_outputs_become_an_image(advice, tmp_path):
     problems = [line for line in str(error.value).splitlines() if "'f/" in line]
     assert len(problems) == 3
     for line in problems:
-        assert advice in line and "channels, height" not in line
-    options = {"flattened": ()} if advice == "flattened=()" else {"transposed": False}
-    keys = {path: Key(name, **options) for path, name in names.items()}
-    if advice == "transposed=False":
+        assert "unflattened=" in line and "()" in line
+    features = ((x @ w.T + b) * v).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+    if advice == "channels first":
+        kernel, other = {"flattened": (), "unflattened": (4, 2, 3)}, {"unflattened": (4, 2, 3)}
+    elif advice == "()":
+        kernel, other = {"flattened": (), "unflattened": ()}, {"unflattened": ()}
+    else:
+        kernel = other = {"transposed": False}
         stored["f.weight"] = w.T
+    if advice != "channels first":
+        features = ((x @ w.T + b) * v).reshape(2, 2, 3, 4)
+    keys = {path: Key(name, **other) for path, name in names.items()}
+    keys["f/kernel"] = Key("f.weight", **kernel)
     load(model, saved(tmp_path, stored, CONV), mapping={"c": "c", **keys})
-    image = ((x @ w.T + b) * v).reshape(2, 2, 3, 4)
-    np.testing.assert_allclose(model(x), pointwise(image), rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(model(x), pointwise(features), rtol=1e-4, atol=1e-3)
+
+
+def test_outputs_that_become_an_image_in_a_later_model(tmp_path):
+    """Checks a model that ends before the reshape. The shape of the image reorders the outputs."""
+    w, b, x = (RNG.normal(size=size) for size in ((24, 5), 24, (2, 5)))
+    model = sequential(keras.Input((5,)), layers.Dense(24, name="d"))
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b})
+    load(model, folder, mapping={"d": Key("d", unflattened=(4, 2, 3))})
+    image = (x @ w.T + b).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(model(x).numpy().reshape(2, 2, 3, 4), image, rtol=1e-4, atol=1e-4)
+    with pytest.raises(PlanError, match=r"unflattened=\(5, 2, 3\) has 30 entries: give the shape"):
+        load(model, folder, mapping={"d": Key("d", unflattened=(5, 2, 3))})
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN", "Embedding", "Conv2D"])
+def test_layers_whose_outputs_are_not_reordered(kind, tmp_path):
+    shape = (5, 5, 5) if kind == "Conv2D" else (3, 5) if kind != "Embedding" else (3,)
+    options = {"kernel_size": 1} if kind == "Conv2D" else {}
+    arguments = (5, 24) if kind == "Embedding" else (24,)
+    layer = getattr(layers, kind)(*arguments, name="r", **options)
+    model = sequential(keras.Input(shape), layer)
+    path = "r/embeddings" if kind == "Embedding" else "r/(.*/)?kernel"
+    folder = saved(tmp_path, {"r": layer.weights[0].numpy().T})
+    keys = {path: Key("r", unflattened=(4, 2, 3))}
+    with pytest.raises(PlanError, match="unflattened= reorders no such weight of a"):
+        load(model, folder, mapping=keys, allow_missing=".*")
+
+
+@pytest.mark.parametrize("which", ["a shape", "exchanged axes"])
+def test_a_shape_that_contradicts_the_axes_that_keras_flattens(which, tmp_path):
+    """Checks that `[steps, features]` of PyTorch is not taken for channels and positions."""
+    inner = layers.Dense(5, use_bias=False, name="d")
+    parts = [layers.Permute((2, 1, 3))] if which == "exchanged axes" else []
+    model = sequential(
+        keras.Input((2, 3, 4)), conv(), inner, *parts, layers.Flatten(), layers.Dense(6, name="f")
+    )
+    d, f, b = RNG.normal(size=(5, 4)), RNG.normal(size=(6, 30)), np.zeros(6)
+    folder = saved(tmp_path, {"d.weight": d, "f.weight": f, "f.bias": b}, CONV)
+    keys = {"c": "c", "d": "d"}
+    wrong = (5, 2, 3) if parts else (2, 3, 5)
+    with pytest.raises(PlanError, match="but the model flattens|axes of .* here") as error:
+        load(model, folder, mapping={**keys, "f": Key("f", flattened=wrong)})
+    assert "flattened=() if PyTorch flattens" in str(error.value).replace("give ", "")
+    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+    load(model, folder, mapping={**keys, "f": Key("f", flattened=())})
+    made = pointwise(x) @ d.T
+    rows = (made.swapaxes(1, 2) if parts else made).reshape(2, 30)
+    np.testing.assert_allclose(model(x), rows @ f.T, rtol=1e-4, atol=1e-3)
+    if not parts:
+        load(model, folder, mapping={**keys, "f": Key("f", flattened=(5, 2, 3))})
+        np.testing.assert_allclose(
+            model(x), made.transpose(0, 3, 1, 2).reshape(2, 30) @ f.T, rtol=1e-4, atol=1e-3
+        )
+
+
+class OwnDense(layers.Layer):
+    """A dense layer with its own weights and as many outputs as inputs."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1], shape[-1]))
+        self.b = self.add_weight(name="b", shape=(shape[-1],))
+
+    def call(self, x):
+        return x @ self.w + self.b
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_order_for_all_weights_of_a_users_layer(own, tmp_path):
+    """Checks that a pattern for the layer gives no order: the bias belongs to the outputs."""
+    layer = OwnDense(name="f") if own else Scaled(24, name="f")
+    model, x, flat = behind_flatten(layer)
+    w, b, v = RNG.normal(size=(24, 24)), RNG.normal(size=24), RNG.normal(size=24)
+    names = ("f.w", "f.b") if own else ("f.weight", "f.bias")
+    stored = dict(zip(names, (w, b), strict=True))
+    if not own:
+        stored["f.scale"] = v
+    folder, shape = saved(tmp_path, stored, CONV), {"flattened": (4, 2, 3)}
+    key = Key("f", transposed=True, **shape)
+    last = "f/b" if own else "f/scale"
+    with pytest.raises(
+        PlanError, match=f"all weights of 'f' gives it no order, so map '{last}' by"
+    ):
+        load(model, folder, mapping={"c": "c", "f": key})
+    keys = {"f/w": Key("f.w", transposed=True, **shape), "f/b": Key("f.b", flattened=())}
+    if not own:
+        keys = {"f/kernel": Key("f.weight", **shape), "f/bias": "f.bias"}
+        keys |= {"f/kernel": Key("f.weight", unflattened=(), **shape)}
+        keys |= {"f/scale": Key("f.scale", flattened=(), transposed=True)}
+    load(model, folder, mapping={"c": "c", **keys})
+    expected = (flat @ w.T + b) * (1 if own else v)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)

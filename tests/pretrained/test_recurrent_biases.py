@@ -51,6 +51,21 @@ def test_one_of_two_biases_is_refused(kind, which, tmp_path):
         load(layer, file, mapping=mapping(f"r.{which}"))
 
 
+@pytest.mark.parametrize("which", ["bias_ih_l0", "bias_hh_l0"])
+def test_half_of_a_sum_is_refused_beside_the_other_half(which, tmp_path):
+    """Checks that `transposed=False` alone, without the sum, is no answer to the error."""
+    layer = layers.LSTM(3, name="r")
+    layer(X)
+    halves = {f"r.bias_{k}_l0": RNG.normal(size=12) for k in ("ih", "hh")}
+    file, key = saved(tmp_path, kernels(12), halves), Key(f"r.{which}", transposed=False)
+    with pytest.raises(PlanError, match=r"as 'r.bias_l0', and map to Key\('r.bias_l0', trans"):
+        load(layer, file, mapping=mapping(key), ignore=halves.keys() - {f"r.{which}"})
+    file = saved(tmp_path, kernels(12), halves, {"r.bias_l0": sum(halves.values())})
+    key = Key("r.bias_l0", transposed=False)
+    load(layer, file, mapping=mapping(key), ignore="r.bias_[ih]h.*")
+    np.testing.assert_allclose(layer.weights[2], sum(halves.values()), rtol=1e-6)
+
+
 def test_a_sum_of_biases_is_loaded(tmp_path):
     layer, weights, bias = layers.LSTM(3, name="r"), kernels(12), RNG.normal(size=12)
     layer(X)

@@ -348,7 +348,7 @@ def test_the_mapping_says_that_outputs_have_pytorchs_order(tmp_path):
     reshape = layers.Reshape((4, 6, 3))
     model = keras.Sequential([keras.Input((7,)), head(72, "g"), reshape, conv()])
     saved(tmp_path, C, G)
-    load(model, tmp_path, mapping={"c": "c", "g": Key("g", flattened=())})
+    load(model, tmp_path, mapping={"c": "c", "g": Key("g", unflattened=())})
     made = np.moveaxis((ROWS @ G["g.weight"].T).reshape(2, 4, 6, 3), -1, 1)
     expected = np.moveaxis(point(made), 1, -1)
     np.testing.assert_allclose(model(ROWS), expected, rtol=1e-4, atol=1e-4)

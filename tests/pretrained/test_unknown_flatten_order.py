@@ -128,7 +128,7 @@ def test_an_order_that_the_model_does_not_show(make, message, tmp_path, monkeypa
         load(model, tmp_path, mapping=mapping)
     assert "'f/kernel'" in str(caught.value)
     assert message in str(caught.value)
-    assert "map to Key('f', flattened=(channels, height, width))" in str(caught.value)
+    assert "map to Key('f', flattened=(" in str(caught.value)
     assert "'f/bias'" not in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 import keras
@@ -13,11 +14,13 @@ from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
+    JoinedFeatures,
     UnknownFeatureOrder,
     flattened_image,
 )
 from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.layouts import Layout, Step
+from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.square_kernels import Kernel, is_kernel, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
@@ -77,11 +80,17 @@ class FileLayouts:
         of_model = self._orders_of_model(target)
         transposed = self._is_transposed(target, key, name)
         gain_of = self._weight_of_gain(target)
+        if error := wrong_recurrent_bias(
+            target, key, transposed, self._prefix, self._source.entries
+        ):
+            return Layout.unchanged(target.shape), error
         if gain_of is not None and transposed:
             layout, error = self._layout_of_gain(target, *gain_of)
         else:
             orders = self._orders_at(target, key)
             layout = layout_of(target, transposed, orders)
+            if not has_known_use(target):  # it needs its own entry in the mapping
+                key = dataclasses.replace(key, name=name.removeprefix(self._prefix))
             error = unknown_layout(target, key, transposed, orders, of_model)
         return layout, error or self._mixed_names(target, key, name, of_model)
 
@@ -137,25 +146,57 @@ class FileLayouts:
     def _orders_at(self, target: Target, key: Key) -> LayerOrders:
         """Returns the orders at the owner of a variable.
 
-        A `flattened` for one weight of a layer also counts for its other weights without one, if
-        tfwd knows how the layer uses them.
+        An order that is given for one weight of a layer also counts for its other weights without
+        one, if tfwd knows how the layer uses them.
         """
         of_model = self._orders_of_model(target)
         if not has_known_use(target):
+            return self._orders_of_unknown_use(target, key, of_model)
+        flattened, unflattened = key.flattened, key.unflattened
+        for other in self._of_owner[id(target.owner)]:
+            if other.path in self._choices and has_known_use(other):
+                of_other = self._choices[other.path][0]
+                flattened = of_other.flattened if flattened is None else flattened
+                unflattened = of_other.unflattened if unflattened is None else unflattened
+        return LayerOrders(
+            of_model.inputs if flattened is None else flattened_image(flattened),
+            of_model.outputs if unflattened is None else flattened_image(unflattened),
+        )
+
+    def _orders_of_unknown_use(
+        self, target: Target, key: Key, of_model: LayerOrders
+    ) -> LayerOrders:
+        """Returns the orders at a weight of a user's layer, such as one that a subclass adds.
+
+        A key for the whole layer gives no order, because its weights may have different ones.
+        """
+        is_given = key.flattened is not None or key.unflattened is not None
+        if is_given and key.name not in self._choices[target.path][1]:
+            unknown = UnknownFeatureOrder(
+                f"a key for all weights of '{target.owner.name}' gives it no order, so map "
+                f"'{target.path}' by itself"
+            )
+            return LayerOrders(unknown, of_model.outputs and unknown)
+        if not is_given:
             unknown = UnknownFeatureOrder(
                 f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
             )
-            if key.flattened is None and of_model.inputs is not None:
-                is_both = isinstance(of_model.outputs, UnknownFeatureOrder)
-                return LayerOrders(unknown, unknown if is_both else None)
-            if key.flattened is None and isinstance(of_model.outputs, FlattenedAxes):
-                return LayerOrders(None, unknown)
-            return _orders_with_key(of_model, key)
-        given = key
-        for other in self._of_owner[id(target.owner)] if key.flattened is None else ():
-            of_other = self._choices.get(other.path, (key, None))[0]
-            given = of_other if of_other.flattened is not None else given
-        return _orders_with_key(of_model, given)
+            return LayerOrders(
+                *(
+                    unknown if isinstance(order, (FlattenedAxes, JoinedFeatures)) else order
+                    for order in (of_model.inputs, of_model.outputs)
+                )
+            )
+        inputs, outputs = (
+            orders if given is None else flattened_image(given)
+            for given, orders in (
+                (key.flattened, of_model.inputs),
+                (key.unflattened, of_model.outputs),
+            )
+        )
+        if len(target.shape) == 1 and is_given:  # its only axis
+            return LayerOrders(inputs if key.flattened is not None else outputs)
+        return LayerOrders(inputs, outputs)
 
     def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
         """Returns True if the file has the outputs of a kernel first.
@@ -249,22 +290,3 @@ class FileLayouts:
             ):
                 return True
         return False
-
-
-def _orders_with_key(orders: LayerOrders, key: Key) -> LayerOrders:
-    """Returns the orders at a layer. A key with `flattened` defines the order of the inputs.
-
-    It also says that the outputs have PyTorch's order, if the plan asks only for this order: an
-    empty `flattened` if nothing was flattened before the layer, and the shape of the inputs if the
-    model shows this shape.
-    """
-    inputs, outputs = orders.inputs, orders.outputs
-    if key.flattened is None:
-        return orders
-    is_unknown = isinstance(outputs, UnknownFeatureOrder)
-    if not key.flattened:
-        is_answer = inputs is None or (is_unknown and inputs == outputs)
-    else:
-        is_answer = is_unknown and isinstance(inputs, FlattenedAxes)
-    given = flattened_image(tuple(key.flattened))
-    return LayerOrders(given, None if is_answer else outputs)

@@ -41,10 +41,13 @@ class Key:
         flattened: tuple of int. Shape in PyTorch of the tensor that is flattened before the layer,
             without the batch: (channels, height, width). Empty if PyTorch and Keras flatten the
             tensor in the same order. Default None: the model's graph decides.
+        unflattened: tuple of int. Shape in PyTorch of the image that the layer's outputs become,
+            without the batch: (channels, height, width). Empty if PyTorch and Keras have the
+            outputs in the same order. Default None: the model's graph decides.
 
     Raises:
-        TypeError: If `flattened` is not a sequence of whole numbers.
-        ValueError: If `flattened` has a size below 1, or is given with `transposed=False`.
+        TypeError: If `flattened` or `unflattened` is not a sequence of whole numbers.
+        ValueError: If one of them has a size below 1, or is given with `transposed=False`.
     """
 
     name: str
@@ -52,23 +55,25 @@ class Key:
     copies: tuple[str, ...] = ()
     transposed: bool | None = None
     flattened: tuple[int, ...] | None = None
+    unflattened: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.flattened is None:
-            return
-        text = f"Key({self.name!r}, flattened={self.flattened!r})"
-        try:
-            sizes = tuple(map(operator.index, self.flattened))
-        except TypeError:
-            raise TypeError(f"{text}: give whole numbers, such as (64, 7, 7)") from None
-        if any(size < 1 for size in sizes):
-            raise ValueError(f"{text}: give sizes of at least 1")
-        if sizes and self.transposed is False:
-            raise ValueError(
-                f"{text} and transposed=False: a tensor in Keras's order of axes is not reordered. "
-                "Give only one of them"
-            )
-        object.__setattr__(self, "flattened", sizes)
+        for field in ("flattened", "unflattened"):
+            if (given := getattr(self, field)) is None:
+                continue
+            text = f"Key({self.name!r}, {field}={given!r})"
+            try:
+                sizes = tuple(map(operator.index, given))
+            except TypeError:
+                raise TypeError(f"{text}: give whole numbers, such as (64, 7, 7)") from None
+            if any(size < 1 for size in sizes):
+                raise ValueError(f"{text}: give sizes of at least 1")
+            if sizes and self.transposed is False:
+                raise ValueError(
+                    f"{text} and transposed=False: a tensor in Keras's order of axes is not "
+                    "reordered. Give only one of them"
+                )
+            object.__setattr__(self, field, sizes)
 
 
 KeyMapping = Mapping[str, "str | Key"]

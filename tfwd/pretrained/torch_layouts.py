@@ -17,7 +17,7 @@ import numpy as np
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS, unwrapped
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
@@ -98,32 +98,50 @@ def layout_along(weight: Layout, axis: int) -> Layout | None:
     return None
 
 
-def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
-    """Returns the orders of the features on a variable's first axis, and on its second axis."""
+def feature_sides(target: Target) -> tuple[Side | None, Side | None]:
+    """Returns what a variable's first axis and its second axis are: "inputs", "outputs" or None."""
     owner, name, rank = unwrapped(target.owner), target.name, len(target.shape)
     if isinstance(owner, (keras.layers.Dense, *CELLS)):
         if rank == 2 and name == "kernel":
-            return orders.inputs, orders.outputs
+            return "inputs", "outputs"
         if name == "lora_kernel_a":
-            return orders.inputs, None
+            return "inputs", None
         if name == "lora_kernel_b":
-            return None, orders.outputs
+            return None, "outputs"
         if name in ("bias", "recurrent_kernel"):
-            return (orders.outputs if rank == 1 or name != "bias" else None), None
+            return ("outputs" if rank == 1 or name != "bias" else None), None
     if is_in_einsum(target):
-        return (orders.inputs if name == "kernel" else None), orders.outputs
-    is_unknown = isinstance(orders.inputs, UnknownFeatureOrder) and rank > 2
-    inputs = orders.inputs if rank in (1, 2) or is_unknown else None
-    outputs = orders.outputs if isinstance(orders.outputs, UnknownFeatureOrder) and rank else None
-    return inputs, outputs
+        return ("inputs" if name == "kernel" else None), "outputs"
+    return "inputs", "outputs"
+
+
+def feature_orders(target: Target, orders: LayerOrders) -> tuple[FeatureOrder, FeatureOrder]:
+    """Returns the orders of the features on a variable's first axis, and on its second axis."""
+    first, second = feature_sides(target)
+    inputs, outputs = orders.of(first), orders.of(second)
+    if has_sides(target):
+        return inputs, outputs
+    rank = len(target.shape)
+    if rank not in (1, 2) and not (rank > 2 and isinstance(inputs, UnknownFeatureOrder)):
+        inputs = None
+    if not isinstance(outputs, UnknownFeatureOrder) and rank != 2:
+        outputs = None
+    return inputs, outputs if rank else None
+
+
+def has_sides(target: Target) -> bool:
+    """Returns True if the layer's formula shows which axis of a weight are inputs or outputs."""
+    names = (*MATRICES, "bias", "lora_kernel_a", "lora_kernel_b")
+    is_dense = isinstance(unwrapped(target.owner), (keras.layers.Dense, *CELLS))
+    return is_in_einsum(target) or (is_dense and target.name in names)
 
 
 def has_known_use(target: Target) -> bool:
-    """Returns True if tfwd knows on which axis of a weight the layer has its inputs or outputs."""
-    owner, name = unwrapped(target.owner), target.name
-    if isinstance(owner, (keras.layers.Dense, *CELLS)):
-        return name in (*MATRICES, "bias", "lora_kernel_a", "lora_kernel_b")
-    return is_in_einsum(target) or isinstance(owner, ORDER_PRESERVING_LAYERS)
+    """Returns True if tfwd knows how the layer uses a weight on features."""
+    owner = unwrapped(target.owner)
+    convolutions = (*_CONVOLUTIONS, *_DEPTHWISE)
+    is_convolution = isinstance(owner, convolutions) and _keras.is_of_keras(type(owner))
+    return has_sides(target) or is_convolution or isinstance(owner, ORDER_PRESERVING_LAYERS)
 
 
 def is_in_einsum(target: Target) -> bool:

@@ -43,6 +43,10 @@ class LayerOrders:
     inputs: FeatureOrder = None
     outputs: FeatureOrder = None
 
+    def of(self, side: Side | None) -> FeatureOrder:
+        """Returns the order of one side; None without a side."""
+        return None if side is None else getattr(self, side)
+
 
 class OrderRecorder:
     """Recorder of the axes at the calls of each layer. Conflicting orders become unknown.
@@ -156,8 +160,9 @@ class OrderRecorder:
         for layer, side, axes, reason in self._plain:
             orders = [order for axis in axes if (order := known.of(axis)) is not None]
             if orders:
-                first_reason = getattr(orders[0], "reason", reason)
-                self.record(layer, side, UnknownFeatureOrder(first_reason))
+                if not isinstance(orders[0], UnknownFeatureOrder):
+                    orders[0] = UnknownFeatureOrder(reason)
+                self.record(layer, side, orders[0])
 
     def differing(self) -> dict[int, LayerOrders]:
         """Returns the orders that differ from PyTorch's, by the id of the layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
@@ -87,6 +88,23 @@ class MergedAxis(MadeAxis):
         self._name, self._reason = name, reason
 
     def find_order(self, known: Orders) -> FeatureOrder:
+        order = self._found_order(known)
+        if isinstance(order, UnknownFeatureOrder):
+            return dataclasses.replace(order, shape=self.merged_sizes())
+        return order
+
+    def merged_sizes(self) -> tuple[int, ...]:
+        """Returns the sizes of the axes, also of axes that were merged before; () if one varies."""
+        sizes: list[int] = []
+        for source in self.sources:
+            axis = source.find()
+            inner = axis.merged_sizes() if isinstance(axis, MergedAxis) else (axis.size,)
+            if not inner or None in inner:
+                return ()
+            sizes += inner  # type: ignore[arg-type]
+        return tuple(sizes)
+
+    def _found_order(self, known: Orders) -> FeatureOrder:
         own = super().find_order(known)
         if isinstance(own, UnknownFeatureOrder):
             return own
@@ -262,7 +280,7 @@ def _nested_order(
         if isinstance(order, JoinedFeatures) or part.size is None:
             return unknown
         number = arrangement.index(place.find())
-        inner = (part.size,) if order is None else order.shape  # type: ignore[union-attr]
+        inner = (part.size,) if order is None else order.shape
         inside = (0,) if order is None else order.positions  # type: ignore[union-attr]
         sizes += inner
         positions += [(number, position) for position in inside]
