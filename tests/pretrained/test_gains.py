@@ -59,7 +59,7 @@ def test_gates_of_a_gru(transposed, tmp_path):
     v = {"kernel": RNG.normal(size=(9, 5)), "recurrent_kernel": RNG.normal(size=(9, 3))}
     g = {name: RNG.uniform(1, 2, 9) for name in v}
     gates = [3, 4, 5, 0, 1, 2, 6, 7, 8]
-    stored = {f"{k}.weight": v[k] for k in v} | {f"{k}.g": g[k] for k in v}
+    stored = {f"{k}.weight": v[k] for k in v} | {f"{k}.g": g[k][:, np.newaxis] for k in v}
     if transposed is False:
         stored = {key: value[gates].T for key, value in stored.items()}
     paths = [weight.name for weight in layer.gains.weights]
@@ -77,14 +77,15 @@ def test_gates_of_a_gru(transposed, tmp_path):
     np.testing.assert_allclose(layer(x), h, rtol=1e-4, atol=1e-5)
 
 
-def test_a_convolution(tmp_path):
-    """Checks a kernel of which only the axes move: the gain is as in PyTorch."""
+@pytest.mark.parametrize("shape", [(3,), (3, 1, 1, 1)])
+def test_a_convolution(shape, tmp_path):
+    """Checks a gain with the axes of size 1 of PyTorch's `weight_g`, and without them."""
     x = RNG.normal(size=(2, 1, 1, 4)).astype("float32")
     v, g = RNG.normal(size=(3, 4, 1, 1)), RNG.uniform(1, 2, 3)
     norm = {"kernel": WeightNorm(gain=True)}
     layer = Parametrized(layers.Conv2D(3, 1, use_bias=False), norm, name="c")
     layer(x)
-    folder = saved(tmp_path, {"c.weight": v, "c.g": g})
+    folder = saved(tmp_path, {"c.weight": v, "c.g": g.reshape(shape)})
     load(layer, folder, mapping={"(.*/)?kernel": "c.weight", "(.*/)?kernel_gain": "c.g"})
     expected = np.einsum("nhwc,oc->nhwo", x, normalized(v, g, 0)[..., 0, 0])
     np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)

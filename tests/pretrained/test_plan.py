@@ -226,6 +226,27 @@ def test_copies_are_absent_or_equal(folder):
     refused(model_of(), folder, "keys 'out.weight' and 'tied.weight' differ", mapping=mapping)
 
 
+def test_a_copy_of_a_kernel_beside_a_bias(tmp_path):
+    """Checks that the copy `tied.weight` of a layer is not compared with the layer's bias."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="head")])
+    kernel, bias = np.arange(6.0).reshape(3, 2), np.ones(3)
+    tensors = {"out.weight": kernel, "out.bias": bias, "tied.weight": kernel}
+    tensors = {key: value.astype("float32") for key, value in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    load(model, tmp_path, mapping={"head": Key("out", copies=("tied.weight",))})
+    np.testing.assert_array_equal(model.layers[0].kernel, kernel.T)
+    np.testing.assert_array_equal(model.layers[0].bias, bias)
+    save_file(
+        {**tensors, "tied.weight": 2 * tensors["tied.weight"]}, tmp_path / "model.safetensors"
+    )
+    refused(
+        model,
+        tmp_path,
+        "keys 'out.weight' and 'tied.weight' differ",
+        mapping={"head": Key("out", copies=("tied.weight",))},
+    )
+
+
 def test_without_a_mapping_keys_are_paths(folder):
     model = model_of()
     names = {target: value.numpy() for target, value in zip(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import keras
@@ -92,6 +93,9 @@ class FileLayouts:
             if not has_known_use(target):  # it needs its own entry in the mapping
                 key = dataclasses.replace(key, name=name.removeprefix(self._prefix))
             error = unknown_layout(target, key, transposed, orders, of_model)
+        shape = self._source.entries[name].shape
+        if gain_of is not None and math.prod(shape) == max(shape, default=0) == target.shape[0]:
+            layout = dataclasses.replace(layout, shape=shape)  # PyTorch has (outputs, 1, 1)
         return layout, error or self._mixed_names(target, key, name, of_model)
 
     def square_kernels(self, steps: Sequence[Step]) -> list[str]:
@@ -168,10 +172,12 @@ class FileLayouts:
     ) -> LayerOrders:
         """Returns the orders at a weight of a user's layer, such as one that a subclass adds.
 
-        A key for the whole layer gives no order, because its weights may have different ones.
+        A shape in a key for the whole layer does not count, because only some of its weights may
+        have this order.
         """
         is_given = key.flattened is not None or key.unflattened is not None
-        if is_given and key.name not in self._choices[target.path][1]:
+        is_of_layer = key.name not in self._choices[target.path][1]
+        if is_of_layer and (key.flattened or key.unflattened):
             unknown = UnknownFeatureOrder(
                 f"a key for all weights of '{target.owner.name}' gives it no order, so map "
                 f"'{target.path}' by itself"

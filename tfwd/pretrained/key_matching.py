@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import keras
@@ -14,6 +15,7 @@ from tfwd.pretrained.key_rules import (
     Key,
     KeyMapping,
     KeyRules,
+    copies_of,
     find_prefix,
     possible_keys,
 )
@@ -78,7 +80,10 @@ class KeyMatching:
                 )
             if found:
                 _, key, is_layer = found[0]
-                self._choices[target.path] = key, possible_keys(target, key, is_layer)
+                names = possible_keys(target, key, is_layer)
+                if is_layer:
+                    key = dataclasses.replace(key, copies=copies_of(key, names))
+                self._choices[target.path] = key, names
         self.unused_family_keys = family.unused_keys()
         self._report_unused(rules)
         self.prefix = self._choose_prefix(prefix)

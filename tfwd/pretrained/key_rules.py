@@ -209,6 +209,21 @@ def possible_keys(target: Target, key: Key, is_layer: bool) -> dict[str, bool | 
     }
 
 
+def copies_of(key: Key, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the copies of a variable's tensor, if the key and its copies are for a layer.
+
+    A copy `tied.weight` is a copy of the layer's kernel, and not of its bias.
+
+    Args:
+        key: Key of the layer in the mapping.
+        names: Possible keys of the variable.
+    """
+    of_variable = {re.split(r"[./]", name)[-1] for name in names}
+    known = {last for each in _NAMES_IN_FILES.values() for last in each}
+    lasts = {copy: re.split(r"[./]", copy)[-1] for copy in key.copies}
+    return tuple(c for c, last in lasts.items() if last in of_variable or last not in known)
+
+
 def style_of_copy(target: Target, copy: str, names: dict[str, bool | None]) -> bool | None:
     """Returns the style of a copy of a variable's tensor, as in `possible_keys`.
 
