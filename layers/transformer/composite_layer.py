@@ -107,9 +107,15 @@ def built(layer: keras.layers.Layer, *shape: int | None) -> None:
 
 
 def initializer(value: Any) -> keras.initializers.Initializer:
-    """Returns an initializer. A float is the stddev of a truncated normal distribution."""
+    """Returns an initializer. A float is the stddev of a truncated normal distribution.
+
+    An initializer is copied, because an initializer of Keras 2 without a seed returns the same
+    numbers each time.
+    """
     if isinstance(value, float):
         return keras.initializers.TruncatedNormal(stddev=value)
+    if isinstance(value, keras.initializers.Initializer):
+        return type(value).from_config(value.get_config())
     return keras.initializers.get(value)
 
 

@@ -33,12 +33,13 @@ class TokenIdInputs:
                 f"{where}: got {len(args)} positional arguments: pass the arguments after the ids "
                 f"by name, as {others}"
             )
+        args = self._named_by_a_tokenizer(args, kwargs)
         for name, value in (*(("ids", value) for value in args), *kwargs.items()):
-            if isinstance(value, (list, tuple)):
-                raise TypeError(
-                    f"{where}: {name} is a {type(value).__name__}: pass a tensor or an array"
-                )
             for key, part in value.items() if isinstance(value, Mapping) else [(name, value)]:
+                if isinstance(part, (list, tuple)):
+                    raise TypeError(
+                        f"{where}: {key} is a {type(part).__name__}: pass a tensor or an array"
+                    )
                 dtype = getattr(part, "dtype", None)
                 dtype = getattr(dtype, "name", dtype)
                 if dtype in ("float16", "bfloat16") and "mask" not in key:  # Keras would cast them
@@ -49,6 +50,23 @@ class TokenIdInputs:
             if before in kwargs:
                 kwargs[now] = kwargs.pop(before)
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def _named_by_a_tokenizer(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Gives arguments with a tokenizer's names their names in `call`: `bert(**tokens)`.
+
+        Returns:
+            The positional arguments. `kwargs` is changed in place.
+        """
+        for key, name in self.argument_of_key.items():
+            if key == name or key not in kwargs:
+                continue
+            if name and name not in kwargs:
+                kwargs[name] = kwargs.pop(key)
+            elif not name and not args:
+                args = (kwargs.pop(key),)
+        return args
 
     def unpacked(self: Any, inputs: Any, **given: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the token ids, and the other arguments with the values of the dict filled in.

@@ -78,8 +78,7 @@ class Plan:
             lines += group[:SHOWN]
             if len(group) > SHOWN:
                 lines.append(
-                    f"and {len(group) - SHOWN} more: plan.problems() has all, and "
-                    "tfwd-pretrained plan prints them"
+                    f"and {len(group) - SHOWN} more: tfwd.pretrained.plan(...).problems() has all"
                 )
         hint = ""
         if any(groups[1:]):

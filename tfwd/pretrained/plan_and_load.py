@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfwd import _keras
 from tfwd.pretrained.chief_source import lockstep, open_together
 from tfwd.pretrained.key_rules import FamilyRules, KeyMapping
 from tfwd.pretrained.loading_plan import Plan, PlanError
@@ -84,6 +85,8 @@ def plan(
             f"mapping={mapping!r} is a {type(mapping).__name__}: give a dict from patterns for "
             "paths to keys, for example {'layer_0': 'enc.0'}"
         )
+    if not model.built and hasattr(model, "any_input_shape"):  # a layer from a published config
+        _keras.layer_building.build(model, model.any_input_shape())
     with lockstep(model.weights if model.built else (), PlanError, SourceError) as workers:
         targets, published = targets_of(model), published_layers(model)
         with open_together(workers, source) as opened:

@@ -54,6 +54,18 @@ def test_dicts_of_tokenizers(published, given):
     close(bert(IDS, token_type_ids=TYPES, mask=MASK), expected)
 
 
+def test_names_of_a_tokenizer_as_arguments(published):
+    bert, expected = published
+    close(bert(**ENCODING), expected)
+    close(bert(IDS, attention_mask=MASK, token_type_ids=TYPES), expected)
+
+
+def test_lists_of_a_tokenizer(published):
+    bert, _ = published
+    with pytest.raises(TypeError, match="Bert 'bert.*': input_ids is a list: pass a tensor"):
+        bert({key: value.tolist() for key, value in ENCODING.items()})
+
+
 def test_a_functional_model_of_a_dict(published, tmp_path):
     bert, expected = published
     inputs = {key: keras.Input((None,), dtype="int32", name=key) for key in ENCODING}

@@ -179,6 +179,29 @@ def test_fresh_weights_and_overrides():
         T.Bert.from_pretrained(FOLDER / "bert", dropuot=0.3)
 
 
+@pytest.mark.parametrize("family", [T.Bert, T.T5])
+def test_each_table_starts_with_its_own_numbers(family):
+    """Checks that sublayers do not share an initializer, which may repeat its numbers."""
+    name = family.__name__.lower()
+    layer = family.from_pretrained(FOLDER / name, load_weights=False)
+    values = [np.asarray(weight) for weight in layer.weights if np.std(np.asarray(weight))]
+    assert len(values) > 4
+    for i, value in enumerate(values):
+        for other in values[:i]:
+            assert value.shape != other.shape or not np.array_equal(value, other)
+
+
+@pytest.mark.parametrize("family", [T.Bert, T.T5])
+def test_weights_of_a_layer_that_is_not_built(family):
+    folder = FOLDER / family.__name__.lower()
+    layer, whole = family.from_config(folder), family.from_pretrained(folder)
+    assert not layer.built
+    load(layer, folder)
+    assert len(layer.weights) == len(whole.weights)
+    for ours, theirs in zip(layer.weights, whole.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_what_may_be_missing_begins_as_its_initializer_says(tmp_path):
     shutil.copytree(FOLDER / "bert", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
