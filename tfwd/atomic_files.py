@@ -37,7 +37,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates files that only the owner can read
+        os.chmod(temporary, readable_mode())  # mkstemp creates files that only the owner can read
         os.replace(temporary, path)
         temporary = None
     finally:
@@ -45,8 +45,8 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
             os.remove(temporary)
 
 
-def _umask() -> int:
-    """Returns the process's umask. It can only be read by setting it."""
+def readable_mode() -> int:
+    """Returns the mode of a file that `open` creates. The umask can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask

@@ -90,6 +90,9 @@ def test_convert_to_safetensors(run, tmp_path):
     assert code == 1 and "exists already: give another name, or add --overwrite" in err
     assert file.read_text() == "precious"
     assert run("convert", *options, f"--out={file}", "--overwrite")[0] == 0
+    other = tmp_path / "plain.txt"
+    other.write_text("")
+    assert file.stat().st_mode == other.stat().st_mode  # others can read it as any new file
     stack = T.TransformerStack.from_config(FOLDER / "bert", layers=[1, 0])
     stack.build((None, None, 8))
     load(stack, file)
@@ -112,6 +115,7 @@ def test_convert_to_safetensors(run, tmp_path):
         (["plan", "--source={bert}", "--layers=1-"], "--layers=1-: give numbers of layers, such"),
         (["plan", "--source={bert}", "--layers=1-0"], "1-0 runs backwards; give 0-1"),
         (["plan", "--source={bert}", "--layers=2"], "has 2 layers, numbered 0 to 1"),
+        (["convert", "--source={bert}"], "--out is missing: give a file that ends in .keras"),
         (["convert", "--source={bert}", "--out=no/a.keras"], "there is no folder no"),
         (["convert", "--source={bert}", "--out=a.h5"], "give a file that ends in .keras or"),
     ],

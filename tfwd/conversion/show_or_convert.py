@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from tfwd.atomic_files import readable_mode
 from tfwd.runs import command_runner
 from tfwd.runs.errors import UserError
 
@@ -110,7 +111,8 @@ def _check_out(values: flags.FlagValues) -> None:
     """Raises a `UserError` if the output file cannot be written."""
     out = values.out
     if not out.endswith((".keras", ".safetensors")):
-        raise UserError(f"--out={out}: give a file that ends in .keras or .safetensors")
+        what = f"--out={out}" if out else "--out is missing"
+        raise UserError(f"{what}: give a file that ends in .keras or .safetensors")
     folder = os.path.dirname(out) or "."
     if not os.path.isdir(folder):
         raise UserError(f"--out={out}: there is no folder {folder}; create it or give another path")
@@ -193,6 +195,7 @@ def convert(values: flags.FlagValues, plan: Plan) -> None:
             _model_of(layer).save(part)
         else:
             _write(layer, part)
+        os.chmod(part, readable_mode())  # safetensors creates files that only the owner can read
         os.replace(part, values.out)
     finally:
         if os.path.exists(part):
