@@ -126,7 +126,8 @@ def _missing_errors(
     for target in missing:
         key = matching.expected_key(target)
         if key is None:
-            errors[target.path] = "has no key in the mapping"
+            nearest = "" if target.path in may_be_missing else hint(target.path.replace("/", "."))
+            errors[target.path] = f"has no key in the mapping{nearest}"
         elif key in ignored:
             errors[target.path] = f"is not loaded, because ignore skips its key '{key}'"
         else:
