@@ -80,10 +80,10 @@ class KeyMatching:
                 )
             if found:
                 _, key, is_layer = found[0]
-                names = possible_keys(target, key, is_layer)
+                possible = possible_keys(target, key, is_layer)
                 if is_layer:
-                    key = dataclasses.replace(key, copies=copies_of(key, names))
-                self._choices[target.path] = key, names
+                    key = dataclasses.replace(key, copies=copies_of(key, possible))
+                self._choices[target.path] = key, possible
         self.unused_family_keys = family.unused_keys()
         self._report_unused(rules)
         self.prefix = self._choose_prefix(prefix)

@@ -1,0 +1,214 @@
+"""Errors for weights on flattened features whose order in PyTorch is unknown or contradictory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from tfwd.pretrained.flatten_order.axes import same_order
+from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
+from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
+from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
+    FlattenedAxes,
+    JoinedFeatures,
+    UnknownFeatureOrder,
+    flattened_image,
+)
+from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.target_variables import Target
+from tfwd.pretrained.torch_layouts import (
+    CELLS,
+    einsum_layout,
+    feature_orders,
+    feature_sides,
+    is_in_einsum,
+)
+
+_OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
+_SHAPES: dict[Side, str] = {
+    "inputs": "give the shape in PyTorch of the tensor that is flattened before the layer",
+    "outputs": "give the shape in PyTorch of the image that the layer's outputs become",
+}
+
+
+def unknown_order(
+    target: Target, key: Key, orders: LayerOrders, of_model: LayerOrders
+) -> str | None:
+    """Returns the error for an order that is unknown, or that the model contradicts; else None.
+
+    Args:
+        target: The variable.
+        key: Its key in the mapping.
+        orders: Orders of the features that the owner takes and returns.
+        of_model: Orders that the model shows, without the key.
+    """
+    if error := _useless_option(target, key, of_model):
+        return error
+    found = list(feature_orders(target, orders))
+    for axis, (side, order) in enumerate(zip(feature_sides(target), found, strict=True)):
+        if side and isinstance(order, FlattenedAxes) and not _fits(order, target, axis):
+            if order is not of_model.of(side):
+                return (
+                    f"'{target.path}' is {target.shape}, but {_OPTIONS[side]}="
+                    f"{order.torch_shape} has {math.prod(order.shape)} entries: {_SHAPES[side]}"
+                )
+            found[axis] = UnknownFeatureOrder(
+                f"its {side} are several flattened images of {order.shape}"
+            )
+    if error := _unfit_parts(target, key, found):
+        return error
+    if is_in_einsum(target) and isinstance(found[0], JoinedFeatures):
+        terms = einsum_terms(target.owner)
+        if terms.summed != [terms.kernel[0]]:
+            found[0] = UnknownFeatureOrder("several tensors are joined before an einsum")
+    unknown = {
+        side: order
+        for side, order in zip(feature_sides(target), found, strict=True)
+        if side and isinstance(order, UnknownFeatureOrder)
+    }
+    if unknown:
+        return _advice(target, key, unknown)
+    return _contradiction(target, key, of_model)
+
+
+def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
+    """Returns the error for an option of a key that has no effect; None if there is none."""
+    sides = feature_sides(target)
+    for side, option in _OPTIONS.items():
+        if getattr(key, option) and side in sides and not _can_reorder(target, side):
+            return (
+                f"'{target.path}' is {target.shape}, and {option}= reorders no such weight of a "
+                f"{type(target.owner).__name__}: {_in_keras(key)}"
+            )
+    is_empty = key.flattened == () and key.unflattened is None
+    is_about_outputs = of_model.inputs is None and of_model.outputs is not None
+    if is_empty and is_about_outputs and "outputs" in sides:
+        return (
+            f"'{target.path}': Key({key.name!r}, flattened=()) is about the inputs, but the "
+            "outputs of the layer become an image: give unflattened=() if PyTorch has the outputs "
+            "in the same order"
+        )
+    return None
+
+
+def _unfit_parts(target: Target, key: Key, found: Sequence[FeatureOrder]) -> str | None:
+    """Returns the error for orders that do not divide into the axes of a weight, or None."""
+    inputs, outputs = found
+    if isinstance(inputs, JoinedFeatures) and len(inputs.rows) != target.shape[0]:
+        return (
+            f"'{target.path}' is {target.shape}, and its {len(inputs.rows)} features are joined: "
+            f"{_in_keras(key)}"
+        )
+    if is_in_einsum(target) and einsum_layout(target, inputs, outputs) is None:
+        return (
+            f"'{target.path}' is {target.shape}, and PyTorch has no weight for a part of the axes "
+            f"of an image: {_in_keras(key)}"
+        )
+    return None
+
+
+def _advice(target: Target, key: Key, unknown: Mapping[Side, UnknownFeatureOrder]) -> str:
+    """Returns the error for unknown orders, with the options that give them.
+
+    Args:
+        target, key: The variable and its key in the mapping.
+        unknown: The unknown orders, by the side of the layer.
+    """
+    first = next(iter(unknown.values()))
+    start = f"'{target.path}': {first.reason}, and PyTorch flattens channels first"
+    same = ", ".join(f"{_OPTIONS[side]}=()" for side in unknown)
+    if not all(_can_reorder(target, side) for side in unknown):
+        return (
+            f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the axes in the same order; "
+            f"otherwise {_in_keras(key)}"
+        )
+    if len(unknown) > 1 and len(target.shape) == 1:
+        return (
+            f"{start}: map '{target.path}' to Key({key.name!r}, flattened=(channels, height, "
+            "width)) if it belongs to the inputs, and with unflattened= if it belongs to the "
+            "outputs; give () if PyTorch has the same order"
+        )
+    if list(unknown) == ["inputs"] and first.shape:
+        channels_first = (first.shape[-1], *first.shape[:-1])
+        return (
+            f"{start}: map to Key({key.name!r}, flattened=()) if PyTorch flattens axes of "
+            f"{first.shape} here, as Keras does; or to Key(..., flattened={channels_first}) if it "
+            f"flattens {channels_first}. Otherwise {_in_keras(key)}"
+        )
+    shapes = ", ".join(f"{_OPTIONS[side]}=(channels, height, width)" for side in unknown)
+    rest = f". Otherwise {_in_keras(key)}" if "outputs" in unknown else ""
+    return (
+        f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
+        f" if PyTorch has the same order{rest}"
+    )
+
+
+def _in_keras(key: Key) -> str:
+    return (
+        f"write the tensor to the file in Keras's order of axes, and map to Key({key.name!r}, "
+        "transposed=False)"
+    )
+
+
+def _can_reorder(target: Target, side: Side) -> bool:
+    """Returns True if tfwd can reorder a weight on one side of its layer."""
+    if is_in_einsum(target):
+        return True
+    if len(target.shape) > 2 or isinstance(target.owner, keras.layers.Embedding):
+        return False
+    is_of_features = isinstance(target.owner, (*CELLS, *ORDER_PRESERVING_LAYERS, *CONVOLUTIONS))
+    return side == "inputs" or not is_of_features
+
+
+def _contradiction(target: Target, key: Key, of_model: LayerOrders) -> str | None:
+    """Returns the error for an order that differs from what the model shows; None without one."""
+    start = f"'{target.path}': the model shows that Key({key.name!r}, "
+    for side, option in _OPTIONS.items():
+        given, shown = getattr(key, option), of_model.of(side)
+        is_known = isinstance(shown, (FlattenedAxes, JoinedFeatures))
+        is_equal = is_known and given and same_order(flattened_image(given), shown)
+        if not given or is_equal or side not in feature_sides(target):
+            continue
+        if isinstance(shown, UnknownFeatureOrder) and (expected := _other_axes(given, shown)):
+            return (
+                f"'{target.path}': Key({key.name!r}, {option}={given}) is for axes of {expected} "
+                f"in Keras, but the model flattens {shown.shape}: give {option}=() if PyTorch "
+                f"flattens {shown.shape} too. Otherwise {_in_keras(key)}"
+            )
+        if isinstance(shown, JoinedFeatures):
+            return (
+                f"{start}{option}={given}) is wrong, because it joins several tensors before the "
+                "layer: omit it"
+            )
+        if isinstance(shown, FlattenedAxes):
+            return (
+                f"{start}{option}={given}) is not {shown.torch_shape}: give this shape, or omit it"
+            )
+    return None
+
+
+def _other_axes(given: Sequence[int], shown: UnknownFeatureOrder) -> tuple[int, ...]:
+    """Returns the axes in Keras of a given shape if the model flattens other ones, or ()."""
+    order, shape = flattened_image(tuple(given)), shown.shape
+    if order is None or not shape or math.prod(order.shape) != math.prod(shape):
+        return ()
+    # The positions may be one axis on one side, and several on the other.
+    is_other = order.shape[-1] != shape[-1] or (
+        len(order.shape) == len(shape) and order.shape != shape
+    )
+    return order.shape if is_other else ()
+
+
+def _fits(order: FlattenedAxes, target: Target, axis: int) -> bool:
+    """Returns True if flattened axes are an axis of a weight, or the axes of an einsum kernel."""
+    if not is_in_einsum(target):
+        return math.prod(order.shape) == target.shape[axis]
+    if target.name == "bias" or axis:
+        return True  # `einsum_layout` compares them
+    terms = einsum_terms(target.owner)
+    size = dict(zip(terms.kernel, target.shape, strict=True))
+    return axes_of_features(order, tuple(size[axis] for axis in terms.summed)) is not None
