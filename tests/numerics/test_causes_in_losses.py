@@ -231,3 +231,70 @@ def test_a_mean_over_no_labels():
     assert "distribution" not in cause.evidence
     assert "only there" not in cause.evidence
     assert "a mean over no elements" in cause.advice
+
+
+def log_sum_exp(y, z):
+    return tf.math.log(tf.reduce_sum(tf.exp(z), -1)) - z[:, 0]
+
+
+def entropy_of_logits(y, z):
+    return tf.reduce_mean(tf.math.log(1 + tf.exp(-z)) + (1 - y) * z, -1)
+
+
+def poisson(y, z):
+    return tf.reduce_mean(tf.exp(z) - y * z, -1)
+
+
+def roots_of_labels(y, z):
+    """A loss that is NaN because of the label."""
+    return tf.reduce_mean(tf.sqrt(y) + z**2, -1)
+
+
+def logits(units=1):
+    """A model whose prediction is the first feature, or the first features."""
+    return dense(units=units, use_bias=False, kernel_initializer="identity")
+
+
+EXPONENTIALS = {
+    "log-sum-exp": (log_sum_exp, 3, 400.0, {}, "above 88.7"),
+    "entropy": (entropy_of_logits, 1, -400.0, {}, "below -88.7"),
+    "entropy with a large good row": (entropy_of_logits, 1, -400.0, {4: 300.0}, "below -88.7"),
+    "poisson": (poisson, 1, 120.0, {4: -300.0}, "above 88.7"),
+}
+
+
+@quick_rows("log-sum-exp", "entropy with*")
+@pytest.mark.parametrize("row", EXPONENTIALS)
+def test_an_exponential_of_large_predictions(row):
+    loss, units, value, others, bound = EXPONENTIALS[row]
+    x, y = data(1)
+    x[:, 0] = 0.5
+    x[6, 0] = value
+    for other, large in others.items():
+        x[other, 0] = large
+    report = report_of(logits(units), x, np.abs(y), loss)
+    assert names(report) == ["the loss function"]
+    (cause,) = report.causes
+    assert f"in row 6 of the batch, and only there predictions z are {bound}" in cause.evidence
+    assert f"{value:.3g}" in cause.evidence
+    for part in ("tf.reduce_logsumexp", "tf.nn.softplus", "from_logits=True", "clip"):
+        assert part in cause.advice
+    assert "divisor" not in cause.advice
+
+
+@quick_rows("good rows")
+@pytest.mark.parametrize("case", ["good rows", "label", "square"])
+def test_large_predictions_that_do_not_explain_the_loss(case):
+    x, y = data(1)
+    x, y = np.abs(x), np.abs(y)
+    x[6, 0] = 400.0
+    loss = roots_of_labels
+    if case == "square":
+        x[6, 0], loss = 1e25, "mse"
+    else:
+        y[6] = -1.0
+    if case == "good rows":
+        x[4, 0] = 500.0
+    report = report_of(logits(), x, y, loss)
+    assert not any("exponential" in cause.evidence for cause in report.causes)
+    assert not any("tf.nn.softplus" in cause.advice for cause in report.causes)

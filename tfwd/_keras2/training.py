@@ -7,7 +7,6 @@ their learning rate differently.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import itertools
@@ -24,7 +23,6 @@ from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.wrapped_optimizers import Legacy, New, chain, leaves
 from tfwd._keras_shared.held_objects import held_by
-from tfwd._keras_shared.method_replacement import swapped
 
 
 def steps_per_execution(model: keras.Model) -> int:
@@ -92,14 +90,6 @@ def optimizers(model: keras.Model) -> list[Any]:
     """
     found = [x for x in held_by(model) if isinstance(x, (New, Legacy))]
     return list({id(optimizer): optimizer for optimizer in found}.values())
-
-
-def unbuilt_has_no_weights(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Lets an unbuilt model have no weights in the body.
-
-    A Sequential without inputs, and other models that define `build`, would raise an error.
-    """
-    return swapped([model], lambda _: {"_assert_weights_created": lambda: None}, "weights")
 
 
 def batch(data: Any) -> Any:

@@ -255,6 +255,16 @@ def assigns_by_methods(leaf: Any) -> bool:
     return not wrapped_optimizers.is_legacy(leaf) and is_of_keras(type(leaf))
 
 
+def has_rows(grads: Sequence[Any]) -> bool:
+    """Returns False. On Keras 3, an update may fail because a gradient of rows makes NaN."""
+    return False
+
+
+def may_have_rows(model: Any) -> bool:
+    """Returns False. On Keras 3, it tells whether `has_rows` may be True in a step of a model."""
+    return False
+
+
 def inlined(optimizers: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
     """Prevents that updates in the body are traced into separate functions.
 

@@ -9,6 +9,7 @@ threads are not affected.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -260,9 +261,35 @@ def is_variable(value: Any) -> bool:
 def weights(layer: Any) -> list[Any]:
     """Returns the weights of a layer that are variables.
 
-    On Keras 2, the weights of an adapted lookup layer contain its table, which is not a variable.
+    On Keras 2, the weights of an adapted lookup layer contain its table, which is not a variable. A
+    model inside the layer that is not built has no weights.
     """
-    return [weight for weight in layer.weights if is_variable(weight)]
+    with _unbuilt_has_no_weights():
+        return [weight for weight in layer.weights if is_variable(weight)]
+
+
+def trainable_variables(layer: Any) -> list[Any]:
+    """Returns the trainable variables of a layer. A model that is not built has no variables."""
+    with _unbuilt_has_no_weights():
+        return [weight for weight in layer.trainable_variables if is_variable(weight)]
+
+
+def all_variables(model: keras.Model) -> list[Any]:
+    """Returns the weights of a model. On Keras 3, metrics and random states belong to them too."""
+    return weights(model)
+
+
+def _unbuilt_has_no_weights() -> contextlib.AbstractContextManager[None]:
+    """Lets models that are not built have no weights in the body, at any depth in other models.
+
+    A Sequential without inputs, and other models that define `build`, would raise an error.
+    """
+    classes = (keras.Model, keras.Sequential)
+    return patched([(cls, "_assert_weights_created", lambda own: _accept) for cls in classes])
+
+
+def _accept(model: keras.Model) -> None:
+    """Accepts a model without weights."""
 
 
 def held(layer: Any) -> list[Any]:

@@ -6,7 +6,6 @@ the loop multiplies the loss before it computes gradients. The optimizer divides
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -67,11 +66,6 @@ def optimizers(model: keras.Model) -> list[Any]:
     """
     found = [x for x in held_by(model) if isinstance(x, keras.optimizers.Optimizer)]
     return list({id(optimizer): optimizer for optimizer in found}.values())
-
-
-def unbuilt_has_no_weights(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """Lets an unbuilt model have no weights in the body. On Keras 3 it has none anyway."""
-    return contextlib.nullcontext()
 
 
 def batch(data: Any) -> Any:

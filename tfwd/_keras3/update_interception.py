@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras.optimizers import Optimizer
 
+from tfwd._keras3.layers import all_layers
 from tfwd._keras_shared.keras_own_code import is_of_keras
 from tfwd._keras_shared.method_replacement import swapped
 
@@ -155,6 +156,25 @@ def waiting_for(optimizer: Any, done: Any) -> contextlib.AbstractContextManager[
 def assigns_by_methods(leaf: Optimizer) -> bool:
     """Returns True if all updates of an optimizer use the methods of `tf.Variable`."""
     return is_of_keras(type(leaf))
+
+
+def has_rows(grads: Sequence[Any]) -> bool:
+    """Returns True if an update may fail because a gradient of rows makes NaN.
+
+    Keras divides a gradient of rows by a dense tensor. The division fails if a divisor is NaN.
+    """
+    return any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
+
+
+def may_have_rows(model: keras.Model) -> bool:
+    """Returns False if no layer of a model can give a weight a gradient of rows.
+
+    Of Keras's layers only `Embedding` does this. The code of other layers is not known.
+    """
+    return any(
+        isinstance(layer, keras.layers.Embedding) or not is_of_keras(type(layer), "call")
+        for layer in all_layers(model)
+    )
 
 
 def inlined(optimizers: Sequence[Optimizer]) -> contextlib.AbstractContextManager[None]:

@@ -55,6 +55,16 @@ def weights(layer: Any) -> list[Any]:
     return list(layer.weights)
 
 
+def trainable_variables(layer: Any) -> list[Any]:
+    """Returns the trainable variables of a layer. A model that is not built has no variables."""
+    return list(layer.trainable_variables)
+
+
+def all_variables(model: keras.Model) -> list[Any]:
+    """Returns the weights of a model, its metrics' variables, and the states of its generators."""
+    return list(model.variables)
+
+
 def value(variable: keras.Variable) -> tf.Tensor:
     """Returns the variable's current value in its own dtype, even in an autocast scope."""
     if variable._value is not None and not in_stateless_scope():

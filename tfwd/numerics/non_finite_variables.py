@@ -27,7 +27,7 @@ def non_finite_paths(
     """
     weights = _keras.variables.weights(model)
     bad = non_finite([v for v in weights if selects(_keras.variables.path(v))])
-    trained = {id(variable) for variable in model.trainable_weights}
+    trained = {id(variable) for variable in _keras.variables.trainable_variables(model)}
     if not states:
         bad = [variable for variable in bad if id(variable) in trained or _has_nan(variable)]
     variables = [*bad, *non_finite_slots(model)]

@@ -261,7 +261,7 @@ class _ProbingWatch(Watch):
         super()._after_gradient(sources, found)
         known = {
             id(_keras.variables.tf_variable(v)): _keras.variables.path(v)
-            for v in self.model.trainable_variables
+            for v in _keras.variables.trainable_variables(self.model)
         }
         for source, gradient in zip(tf.nest.flatten(sources), tf.nest.flatten(found), strict=True):
             path = known.get(id(_keras.variables.tf_variable(source)))

@@ -67,24 +67,28 @@ def unused(model: keras.Model, x: Any, y: Any = None, loss: Any = None) -> dict[
             raise ValueError(
                 f"model '{model.name}' has no loss: compile it with a loss, or pass unused(loss=..)"
             )
-    variables = model.trainable_variables
-    sources = [_keras.variables.tf_variable(variable) for variable in variables]
-    updated = {id(variable) for variable in sources}
+    updated = set(map(id, _sources(model)))
     kept = [(v, v.numpy()) for v in tracked(model) if id(v) not in updated]
     try:
         with tf.GradientTape() as tape:
             outputs = model(x, training=True)
             value = _objective(model, x, y, outputs, loss, loss_weights)
-        gradients = tape.gradient(value, sources)
+        gradients = tape.gradient(value, _sources(model))  # the call may have built inner models
     finally:
         assign_all(kept)
     problems = {}
+    variables = _keras.variables.trainable_variables(model)
     for variable, gradient in zip(variables, gradients, strict=True):
         if gradient is None:
             problems[_keras.variables.path(variable)] = NO_GRADIENT
         elif not bool(tf.reduce_any(tf.convert_to_tensor(gradient) != 0)):
             problems[_keras.variables.path(variable)] = ZEROS
     return problems
+
+
+def _sources(model: keras.Model) -> list[tf.Variable]:
+    """Returns the trainable variables of a model that exist so far, as TensorFlow's variables."""
+    return list(map(_keras.variables.tf_variable, _keras.variables.trainable_variables(model)))
 
 
 def _objective(

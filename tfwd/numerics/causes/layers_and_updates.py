@@ -139,8 +139,9 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     reasons = []
     if found.nan:
         reasons.append(
-            "NaN comes from 0/0, 0 times infinity, infinity minus infinity, an arccosine beyond 1, "
-            "or a root, a fractional power or a logarithm of a negative number"
+            "NaN comes from 0/0, 0 times infinity, infinity minus infinity, infinity divided by "
+            "infinity, an arccosine beyond 1, or a root, a fractional power or a logarithm of a "
+            "negative number"
         )
         if first.frame.dtype == "float16":
             reasons.append(
@@ -236,9 +237,9 @@ def backward(evidence: Evidence) -> Iterator[Cause]:
         "a function whose derivative is infinite",
         f"The forward pass and the loss are finite, but {where}.{seen}"
         f"{rows if first.frame.kind == 'gradient' else ''}",
-        f"look in {source or 'this code'} for a root, a norm, a logarithm or a power at 0, and for "
-        "tf.where around one of them: add a small number inside, and give both branches of "
-        "tf.where finite numbers.",
+        f"look in {source or 'this code'} for a root, a norm, a logarithm or a power at 0, for "
+        "atan2 at (0, 0), and for tf.where around one of them: add a small number inside, and give "
+        "both branches of tf.where finite numbers.",
     )
 
 

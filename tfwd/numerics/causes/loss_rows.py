@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,21 @@ def _given(evidence: Evidence) -> tuple[Any, np.ndarray, np.ndarray] | None:
     if len(losses) != 1 or not predictions.shape or predictions.shape[:1] != labels[0].shape[:1]:
         return None
     return losses[0], labels[0], predictions
+
+
+def is_finite_if_clipped(evidence: Evidence, bad: np.ndarray, limit: float) -> bool:
+    """Returns True if the loss of the bad rows is finite for predictions of at most this size.
+
+    `bad` must come from `bad_rows`, with at least one True.
+    """
+    given = _given(evidence)
+    if given is None:
+        return False
+    loss, labels, predictions = given
+    try:
+        return math.isfinite(_loss(loss, labels[bad], np.clip(predictions[bad], -limit, limit)))
+    except Exception:  # a custom loss may need all rows
+        return False
 
 
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:

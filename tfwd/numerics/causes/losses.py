@@ -13,7 +13,7 @@ from tfwd._keras import losses as _keras_losses
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_rows import bad_rows, reasons
+from tfwd.numerics.causes.loss_rows import bad_rows, is_finite_if_clipped, reasons
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -81,9 +81,17 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
-    exactly = reasons(evidence, bad) if bad.any() else []
+    exponential = "" if squares else _exponential_sign(evidence, bad)
+    exactly = reasons(evidence, bad) if bad.any() and not exponential else []
     signs, advice, ends_reached = [], [], False
-    if exactly:
+    if exponential:
+        signs.append(exponential)
+        advice += [
+            "subtract the maximum before an exponential, as tf.reduce_logsumexp does",
+            "use a loss with from_logits=True, or tf.nn.softplus for log(1 + exp(z))",
+            "or clip the argument of the exponential",
+        ]
+    elif exactly:
         where = f"its non-finite values are in {rows_text(bad)}"
         signs.append(f"{where}, and only there {' and '.join(exactly)}")
         advice.append("clip the argument of a logarithm or a root, and the divisor")
@@ -94,7 +102,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if is_own:  # a custom training step usually computes its loss from all calls of the last layer
         last = evidence.outputs_before[-1:]
         given = [one for one in evidence.outputs_before if one.frame.name == last[0].frame.name]
-    for one in given if not exactly else ():
+    for one in given if not (exactly or exponential) else ():
         what = f"'{one.frame.label}'" if is_own else "the predictions"
         low, high = _range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
@@ -136,14 +144,14 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             )
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
-    if is_nan and not (squares or entropy or ends_reached):
+    if is_nan and not (squares or entropy or ends_reached or exponential):
         advice.append(
             "look for a logarithm of 0 or of a negative number, a mean over no elements, or a "
             "division by a norm of 0"
         )
     elif not (squares or advice):
         advice.append("look for a logarithm of 0 in the loss")
-    if not advice or not ends_reached:
+    if not (advice and (ends_reached or exponential)):
         advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)
@@ -156,6 +164,31 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
         "; ".join(dict.fromkeys(advice)) + ".",
+    )
+
+
+def _exponential_sign(evidence: Evidence, bad: np.ndarray) -> str:
+    """Returns that an exponential of the predictions overflows, as text. Returns "" if it does not.
+
+    The predictions, their negatives or their sizes must be large in each bad row, and only there.
+    The loss must be finite if they are clipped.
+    """
+    if not bad.any():
+        return ""
+    (given,) = evidence.predictions
+    rows = np.asarray(given.detail.values).reshape(len(bad), -1)
+    limit = exp_limit(given)
+    arguments = (rows, -rows, np.abs(rows)) if rows.size else ()
+    if not any(np.array_equal(one.max(1) > limit, bad) for one in arguments):
+        return ""
+    if not is_finite_if_clipped(evidence, bad, limit / 2):
+        return ""
+    low, high = _range(given, bad)
+    where = "where" if bad.all() else "and only there"
+    bound, sign = (f"above {limit:.3g}", "") if high > limit else (f"below -{limit:.3g}", "-")
+    return (
+        f"its non-finite values are in {rows_text(bad)}, {where} predictions z are {bound} (from "
+        f"{low:.3g} to {high:.3g}), and the exponential of {sign}z overflows"
     )
 
 

@@ -97,7 +97,9 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         None: "They were not finite at the start, or an unchecked step changed them: check each "
         "step (every_n_steps=1).",
     }[evidence.is_first]
-    trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
+    trained = {
+        _keras.variables.path(v) for v in _keras.variables.trainable_variables(evidence.model)
+    }
     if evidence.is_first is False and any(one.frame.name not in trained for one in bad):
         when = "A layer or other code changed them: steps check only trainable weights."
     yield Cause(
@@ -113,7 +115,9 @@ def _advice_on_weights(evidence: Evidence, bad: list[Measurement]) -> str:
         _keras.variables.path(variable) for variable in _keras.variables.weights(evidence.model)
     }
     if any(one.frame.name in weights for one in bad):
-        trained = {_keras.variables.path(v) for v in evidence.model.trainable_weights}
+        trained = {
+            _keras.variables.path(v) for v in _keras.variables.trainable_variables(evidence.model)
+        }
         if all(one.frame.name not in trained and not one.detail.summary.nan for one in bad):
             paths = ", ".join(f"'{one.frame.name.partition('/')[2]}'" for one in bad[:3])
             return (

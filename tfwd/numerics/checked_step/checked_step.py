@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph.tentative_assignments import Tentative
+from tfwd._graph.tentative_assignments import Tentative, replica_parts
 from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
 from tfwd.finite import exact_extent, extents_from_raw, raw_extent
@@ -113,6 +113,9 @@ class CheckedStep:
         self.is_keras_own = _keras.is_own_step(model)
         self._exact = exact
         self._traces: list[_Trace] = []
+        # True if an operation inside an update may fail. It is unknown before the first step.
+        may_fail = self._restores_failures() and update_interception.may_have_rows(model)
+        self._may_fail: bool | None = None if may_fail else False
         self._function = _Compiled(model, self._on_batch)
 
     def __call__(self, data: Any, spec: Any = None) -> Outcome:
@@ -123,7 +126,12 @@ class CheckedStep:
             spec: the dataset's `element_spec`. The step is traced for the shapes for which `fit`
                 traces. Default None, for the shapes of the batch.
         """
-        logs, number, values, before = self._function(data, spec)
+        kept = self._kept()
+        try:
+            logs, number, values, before = self._function(data, spec)
+        except tf.errors.InvalidArgumentError:
+            assign_all(kept)
+            raise
         trace = self._traces[int(number)]
         # For each replica, the list that its `ReplicaStep` returned.
         local = self.strategy.experimental_local_results
@@ -141,6 +149,21 @@ class CheckedStep:
             largest,
         )
 
+    def _restores_failures(self) -> bool:
+        """Returns True if a failed operation of a graph may leave variables changed.
+
+        Operations do not fail under XLA. An eager step undoes its own assignments, and a diagnosis
+        restores all variables.
+        """
+        return not (self.dry or self.model.run_eagerly or self.model.jit_compile)
+
+    def _kept(self) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """Returns all variables with their values, if an update of this step may fail."""
+        if self._may_fail is False:
+            return []
+        parts = [part for variable in tracked(self.model) for part in replica_parts(variable)]
+        return [(part, part.read_value()) for part in parts]
+
     def _on_batch(self, data: Any) -> Any:
         optimizers = _keras_training.optimizers(self.model)
         leaves = leaf_optimizers(self.model)
@@ -155,12 +178,11 @@ class CheckedStep:
             # With several replicas, a loss scale is assigned in threads that know no decision.
             inner = leaves if self.strategy.num_replicas_in_sync > 1 else optimizers
             states = (v for one in inner for v in _keras_training.optimizer_state(one))
-            updated = [*self.model.trainable_variables, *states]
+            updated = [*_keras.variables.trainable_variables(self.model), *states]
             ids = {id(_keras.variables.tf_variable(variable)) for variable in updated}
             known = [variable for variable in known if id(variable) not in ids]
         steps: list[ReplicaStep] = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_keras_training.unbuilt_has_no_weights(self.model))
             tentative = stack.enter_context(Tentative(known))
             stack.enter_context(update_interception.entered(optimizers, update_if_good))
             stack.enter_context(update_interception.inlined(leaves))
@@ -176,6 +198,10 @@ class CheckedStep:
                 if self.model.run_eagerly:  # an operation of the step has failed
                     assign_all(tentative.before(all_known=True))
                 raise
+        if self._restores_failures():
+            is_hidden = any(step.has_hidden_rows for step in steps)
+            is_unsafe = not all(map(_is_safe, leaves)) and any(step.has_rows for step in steps)
+            self._may_fail = bool(self._may_fail) or is_hidden or is_unsafe
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
             self._traces.clear()  # only the last trace is used
@@ -267,8 +293,8 @@ def _is_safe(leaf: Any) -> bool:
 
 def _has_half(model: keras.Model) -> bool:
     """Returns True if a weight is float16. The square of a number above 256 is infinite there."""
-    types = (_keras.variables.tf_variable(v).dtype for v in model.trainable_variables)
-    return any(dtype == tf.float16 for dtype in types)
+    weights = _keras.variables.trainable_variables(model)
+    return any(_keras.variables.tf_variable(v).dtype == tf.float16 for v in weights)
 
 
 def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
@@ -279,5 +305,6 @@ def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
 
 def _has_own_constraint(model: keras.Model) -> bool:
     """Returns True if a custom constraint changes a weight after an update."""
-    constraints = [getattr(variable, "constraint", None) for variable in model.trainable_variables]
+    weights = _keras.variables.trainable_variables(model)
+    constraints = [getattr(variable, "constraint", None) for variable in weights]
     return any(not _keras.is_of_keras(type(one)) for one in constraints if one is not None)

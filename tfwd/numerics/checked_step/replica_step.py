@@ -16,7 +16,7 @@ from tfwd._graph import private_graph_apis
 from tfwd._graph.tensor_origins import TensorOrigins
 from tfwd._graph.tentative_assignments import Tentative, agreed, replica_parts
 from tfwd._keras import training as _keras_training
-from tfwd._keras import wrapped_optimizers
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named, stored_values
 from tfwd.numerics.step_watch import Watch
@@ -50,6 +50,8 @@ class ReplicaStep:
     Attributes:
         frames: the checked tensors.
         structure: the structure of their measurements; `None` if they are extents.
+        has_rows: bool. True if NaN in a gradient of rows would make an update fail.
+        has_hidden_rows: bool. The same for an update in a branch or an inner function.
     """
 
     def __init__(self, step: Step, tentative: Tentative, careful: bool, past_methods: bool = False):
@@ -57,6 +59,7 @@ class ReplicaStep:
         self._careful, self._past_methods = careful, past_methods
         self.frames: list[Frame] = []
         self.structure: Any = None
+        self.has_rows = self.has_hidden_rows = False
         self._found: list[Any] = []
         self._largest: list[tf.Tensor] = []
         self._rates: list[tf.Tensor] = []
@@ -65,6 +68,7 @@ class ReplicaStep:
         self._finite_gradients: tf.Tensor | None = None  # on all replicas, for a loss scale
         self._has_update = False
         self._good: tf.Tensor | None = None
+        self._updates_made = tf.constant(True)
         self._origins = TensorOrigins()
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
@@ -171,7 +175,7 @@ class ReplicaStep:
         if self._scale is not None and _replicas() > 1:
             self._agree_on_overflow(grads)
         if self._step.dry or self._careful:
-            return None
+            return self._made_if_finite(optimizer, grads, variables)
         good = self._is_good()
         if gradients:
             # Optimizers compute the square of a gradient, and its product with the learning rate.
@@ -189,7 +193,30 @@ class ReplicaStep:
             self._tentative.decide_after(self._good)
             return self._good
         self._tentative.decide(self._good)
+        if update_interception.has_rows(grads) and not private_graph_apis.in_xla():
+            _replace_by_zeros(grads, ~self._good)
         return None
+
+    def _made_if_finite(
+        self, optimizer: Any, grads: list[Any], variables: list[Any]
+    ) -> tf.Tensor | None:
+        """Prevents that an update fails because of NaN, in a step that is undone if it is bad.
+
+        Returns:
+            The decision, if the caller must branch on it; otherwise None.
+        """
+        if not update_interception.has_rows(grads) or private_graph_apis.in_xla():
+            return None
+        self.has_rows = True
+        present = [gradient for gradient in grads if gradient is not None]
+        is_finite = all_finite(present) if self._step.dry else self._is_good()
+        if _replicas() > 1:  # several replicas cannot synchronize inside a branch
+            _replace_by_zeros(grads, ~is_finite)
+            return None
+        with tf.init_scope():
+            _keras_training.build_optimizer(optimizer, variables)
+        self._updates_made &= is_finite
+        return is_finite
 
     def _agree_on_overflow(self, grads: list[Any]) -> None:
         """Makes all replicas scale down if the gradients of one of them are not finite.
@@ -215,12 +242,13 @@ class ReplicaStep:
 
         grads[present[0]] = _with_values(grads[present[0]], or_nan)
 
-    def before_hidden_update(self, optimizer: Any, variables: list[Any]) -> None:
+    def before_hidden_update(self, optimizer: Any, grads: list[Any], variables: list[Any]) -> None:
         """Prepares an update in a branch or an inner function.
 
         It is checked by the values that it assigns.
         """
         self._refuse_hidden_scale()
+        self.has_hidden_rows |= update_interception.has_rows(grads)
         with tf.init_scope():
             _keras_training.build_optimizer(optimizer, variables)
 
@@ -266,7 +294,7 @@ class ReplicaStep:
             updated = [v for one in self._updated_variables for v in replica_parts(one)]
             values = [v.read_value() for v in updated if self._tentative.has_assigned(v)]
         values = [value for value in values if value.dtype.is_floating]
-        return agreed(self._is_good() & all_finite(values))
+        return agreed(self._is_good() & self._updates_made & all_finite(values))
 
     @property
     def _updated_variables(self) -> list[Any]:
@@ -274,7 +302,7 @@ class ReplicaStep:
         model = self._step.model
         optimizers = _keras_training.optimizers(model)
         slots = [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
-        return [*model.trainable_variables, *slots]
+        return [*_keras.variables.trainable_variables(model), *slots]
 
     def _is_good(self) -> tf.Tensor:
         forward, backward = self._are_finite(FORWARD), self._finite_gradients
@@ -304,7 +332,7 @@ def update_if_good(
     if step is not None and step.watch.is_in_watched_graph():
         good = step.before_update(optimizer, grads, variables)
     elif step is not None:
-        step.before_hidden_update(optimizer, variables)
+        step.before_hidden_update(optimizer, grads, variables)
 
     def made() -> tf.Tensor:
         make()
@@ -340,6 +368,13 @@ def _with_values(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)
+
+
+def _replace_by_zeros(grads: list[Any], bad: tf.Tensor) -> None:
+    """Replaces the gradients in a list by zeros if `bad`."""
+    for i, gradient in enumerate(grads):
+        if gradient is not None:
+            grads[i] = _with_values(gradient, lambda g: tf.where(bad, tf.zeros_like(g), g))
 
 
 def _stacked(extents: list[tf.Tensor]) -> tf.Tensor:

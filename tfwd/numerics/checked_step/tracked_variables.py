@@ -16,8 +16,7 @@ from tfwd._keras import training as _keras_training
 def tracked(model: keras.Model) -> list[tf.Variable]:
     """Returns all variables of a model, its metrics, its optimizers, and other objects it holds."""
     optimizers = _keras_training.optimizers(model)
-    with _keras_training.unbuilt_has_no_weights(model):
-        variables = [v for v in model.variables if _keras.variables.is_variable(v)]
+    variables = _keras.variables.all_variables(model)
     found = [*variables, *(v for metric in model.metrics for v in metric.variables)]
     found += [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
     plain = [_keras.variables.tf_variable(v) for v in [*found, *variables_in(model, *optimizers)]]
