@@ -54,6 +54,37 @@ def test_measures_every_n_batches_and_training_is_the_same(compiled: dict) -> No
     ]
 
 
+class AroundUnbuilt(keras.Model):
+    """A subclassed model around a Sequential without inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.Sequential([L.Dense(4, "tanh"), L.Dense(2)])
+
+    def call(self, inputs: Any) -> Any:
+        return self.body(inputs)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_model_that_is_built_by_its_first_step(eagerly: bool) -> None:
+    """Compares with the gradients of single examples, from a tape."""
+    keras.utils.set_random_seed(1)
+    made = AroundUnbuilt()
+    made.compile("sgd", "mse", run_eagerly=eagerly)
+    callback = callbacks.GradientSquaredMean(every_n_steps=100)
+    fit(made, callback, epochs=1)
+    keras.utils.set_random_seed(1)
+    twin, squares = AroundUnbuilt(), []
+    twin(X[:8])
+    for x, y in zip(X[:8], Y[:8], strict=True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((twin(x[None]) - y) ** 2)
+        found = tape.gradient(loss, twin.trainable_variables)
+        squares.append(np.concatenate([np.ravel(g) for g in found]) ** 2)
+    (record,) = callback.records
+    assert record["squared_mean"] == pytest.approx(np.mean(squares), rel=1e-4)
+
+
 def test_record_is_of_the_batch_before_its_step() -> None:
     watched, twin = model(), model()
     callback = callbacks.GradientSquaredMean(every_n_steps=100)  # with the flag of `moments`

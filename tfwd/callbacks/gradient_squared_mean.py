@@ -14,8 +14,8 @@ from tfwd import _keras
 from tfwd._graph import stateless_call
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
+from tfwd.gradients import argument_checks, statistics
 from tfwd.gradients import moments as compute_moments
-from tfwd.gradients import statistics
 from tfwd.gradients.moments_plot import write_plot
 from tfwd.optional_packages import require
 
@@ -185,6 +185,7 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
         def on_replica(data: Any) -> Any:
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+            argument_checks.build(model, x)  # no variable can be created inside `compute`
 
             def compute() -> Any:
                 moments = compute_moments(
