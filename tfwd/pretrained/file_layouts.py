@@ -23,7 +23,7 @@ from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
 from tfwd.pretrained.sources.base import Source
-from tfwd.pretrained.square_kernels import Kernel, is_kernel, square_kernel_errors
+from tfwd.pretrained.square_kernels import Kernel, is_matrix, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import (
     feature_orders,
@@ -105,7 +105,7 @@ class FileLayouts:
             steps: The variables that are loaded.
         """
         kernels = []
-        for step in filter(is_kernel, steps):
+        for step in filter(is_matrix, steps):
             key = self._choices[step.target.path][0]
             style = self._styles(step.target)[step.key]
             transposed = self._is_transposed(step.target, key, step.key)
@@ -221,6 +221,8 @@ class FileLayouts:
             return transposed
         is_gru = isinstance(target.owner, keras.layers.GRUCell)
         depends = is_gru or self._orders_at(target, key) != LayerOrders()
+        if key.flattened or key.unflattened:
+            return transposed
         # "bias" is a name in both libraries.
         return transposed and not (depends and self._has_keras_kernel(target))
 

@@ -213,7 +213,10 @@ def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
         error += f", so the file must have {layout.shape} ({layout.words} when it is read)"
     error += f"; but key '{key}' is {entry.shape}"
     if entry.shape == target.shape:
-        error += f": map to Key({key!r}, transposed=False) if the file has Keras's order of axes"
+        order = "order of axes"
+        if isinstance(target.owner, keras.layers.GRUCell):
+            order += ", and the gates in the order update, reset, new"
+        error += f": map to Key({key!r}, transposed=False) if the file has Keras's {order}"
     return error
 
 
