@@ -195,17 +195,27 @@ def test_an_image_of_the_data_is_not_known(tmp_path):
 def test_a_shape_that_the_model_contradicts(wrong, tmp_path):
     model = sequential(keras.Input(X.shape[1:]), convolution(), layers.Flatten(), head())
     saved(tmp_path, KERNEL, LINEAR)
-    text = r"the model shows that .* is not \(4, 4, 3\)"
-    with pytest.raises(PlanError, match=text):
+    with pytest.raises(PlanError, match=r"is not \(4, 4, 3\), which the model shows: give this"):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=wrong)})
     load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 4, 3))})
     expected = linear(convolved(X).reshape(2, -1))
     np.testing.assert_allclose(model(X), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_tensor_in_keras_order_is_not_reordered():
-    with pytest.raises(ValueError, match="transposed=False: a tensor in Keras's order"):
-        Key("f", transposed=False, flattened=(4, 4, 3))
+@pytest.mark.parametrize("order", [(4, 4, 3), ()])
+def test_a_kernel_with_the_inputs_first(order, tmp_path):
+    """Checks a kernel of `x.flatten(1) @ w`. The rows may have either order."""
+    model = sequential(keras.Input(X.shape[1:]), convolution(), layers.Flatten(), head())
+    weight = LINEAR["f.weight"].T
+    saved(tmp_path, KERNEL, {**LINEAR, "f.weight": weight})
+    key = Key("f.weight", transposed=False)
+    keys = {"c": "c", "f/kernel": key, "f/bias": "f.bias"}
+    with pytest.raises(PlanError, match=r"Beside transposed=False, give flattened=\(4, 4, 3\) in"):
+        load(model, tmp_path, mapping=keys)
+    keys["f/kernel"] = Key("f.weight", transposed=False, flattened=order)
+    load(model, tmp_path, mapping=keys)
+    image = convolved(X) if order else np.moveaxis(convolved(X), 1, -1)
+    np.testing.assert_allclose(model(X), linear(image.reshape(2, -1)), rtol=1e-3, atol=1e-4)
 
 
 @needs_keras3("functions of keras.ops in a graph")

@@ -57,7 +57,7 @@ def test_a_normalization_before_the_kernel(tmp_path):
     stored |= {"n.running_mean": 0 * scale, "n.running_var": 0 * scale + 1}
     folder = saved(tmp_path, stored, CONV)
     keys = {"c": "c", "n": "n", "f": Key("f", flattened=())}
-    with pytest.raises(PlanError, match=r"takes the same flattened features as 'f/kernel', whose"):
+    with pytest.raises(PlanError, match=r"has the same features as 'f/kernel', whose"):
         load(model, folder, mapping=keys)
     load(model, folder, mapping={**keys, "n": Key("n", flattened=())})
     expected = (pointwise(x).reshape(2, 24) * scale) @ w.T
@@ -136,7 +136,7 @@ def test_outputs_that_become_rows(tmp_path):
     model = sequential(keras.Input((2, 3, 4)), conv(), layers.Flatten(), dense, *rows)
     folder = saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV)
     for key in ("d", Key("d", flattened=()), Key("d", flattened=(4, 2, 3))):
-        with pytest.raises(PlanError, match=r"or to Key\(..., unflattened=\(\)\) if PyTorch has"):
+        with pytest.raises(PlanError, match=r"Key\('d', unflattened=\(\)\) if PyTorch has axes of"):
             load(model, folder, mapping={"c": "c", "d": key})
     load(model, folder, mapping={"c": "c", "d": Key("d", unflattened=())})
     flat = pointwise(x).transpose(0, 3, 1, 2).reshape(2, 24)
@@ -324,31 +324,107 @@ def test_layers_whose_outputs_are_not_reordered(kind, tmp_path):
         load(model, folder, mapping=keys, allow_missing=".*")
 
 
-@pytest.mark.parametrize("which", ["a shape", "exchanged axes"])
-def test_a_shape_that_contradicts_the_axes_that_keras_flattens(which, tmp_path):
-    """Checks that `[steps, features]` of PyTorch is not taken for channels and positions."""
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_shape_beside_the_axes_that_keras_flattens(is_exchanged, tmp_path):
+    """Checks that a shape of PyTorch is compared with the axes of Keras.
+
+    The same axes are in the same order. With the last axis first, PyTorch has the channels first.
+    """
     inner = layers.Dense(5, use_bias=False, name="d")
-    parts = [layers.Permute((2, 1, 3))] if which == "exchanged axes" else []
+    parts = [layers.Permute((2, 1, 3))] if is_exchanged else []
     model = sequential(
         keras.Input((2, 3, 4)), conv(), inner, *parts, layers.Flatten(), layers.Dense(6, name="f")
     )
     d, f, b = RNG.normal(size=(5, 4)), RNG.normal(size=(6, 30)), np.zeros(6)
     folder = saved(tmp_path, {"d.weight": d, "f.weight": f, "f.bias": b}, CONV)
-    keys = {"c": "c", "d": "d"}
-    wrong = (5, 2, 3) if parts else (2, 3, 5)
-    with pytest.raises(PlanError, match="but the model flattens|axes of .* here") as error:
-        load(model, folder, mapping={**keys, "f": Key("f", flattened=wrong)})
-    assert "flattened=() if PyTorch flattens" in str(error.value).replace("give ", "")
-    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
-    load(model, folder, mapping={**keys, "f": Key("f", flattened=())})
+    keys, x = {"c": "c", "d": "d"}, RNG.normal(size=(2, 2, 3, 4)).astype("float32")
     made = pointwise(x) @ d.T
-    rows = (made.swapaxes(1, 2) if parts else made).reshape(2, 30)
-    np.testing.assert_allclose(model(x), rows @ f.T, rtol=1e-4, atol=1e-3)
-    if not parts:
-        load(model, folder, mapping={**keys, "f": Key("f", flattened=(5, 2, 3))})
-        np.testing.assert_allclose(
-            model(x), made.transpose(0, 3, 1, 2).reshape(2, 30) @ f.T, rtol=1e-4, atol=1e-3
-        )
+    made = made.swapaxes(1, 2) if is_exchanged else made
+    in_keras = made.shape[1:]
+    for shape in ((5, 2, 3), (2, 3, 5), (3, 2, 5), (5, 3, 2), (6, 5), (5, 6), (2, 15), (3, 10)):
+        given = {**keys, "f": Key("f", flattened=shape)}
+        first = (shape[1:] == in_keras[:2]) or shape == (5, 6)
+        if shape in (in_keras, (6, 5), (in_keras[0], 30 // in_keras[0])):
+            rows = made.reshape(2, 30)
+        elif shape[0] == 5 and first:
+            rows = made.transpose(0, 3, 1, 2).reshape(2, 30)
+        else:
+            with pytest.raises(PlanError, match="has other axes than"):
+                load(model, folder, mapping=given)
+            continue
+        load(model, folder, mapping=given)
+        np.testing.assert_allclose(model(x), rows @ f.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_shape_of_equal_sizes(tmp_path):
+    """Checks a matrix of transformations: its shape does not show which axis is first."""
+    model = sequential(
+        keras.Input((5,)), layers.Dense(9, name="d"), layers.Reshape((3, 3)), layers.Softmax()
+    )
+    w, b, x = RNG.normal(size=(9, 5)), RNG.normal(size=9), RNG.normal(size=(2, 5))
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b})
+    with pytest.raises(
+        PlanError, match=r"because sizes are equal: give unflattened=\(\) if it has"
+    ):
+        load(model, folder, mapping={"d": Key("d", unflattened=(3, 3))})
+    load(model, folder, mapping={"d": Key("d", unflattened=())})
+    made = np.exp((x @ w.T + b).reshape(2, 3, 3))
+    expected = made / made.sum(-1, keepdims=True)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_image_with_pytorchs_axes(tmp_path):
+    """Checks that PyTorch's shape gives no other order if Keras makes the same axes."""
+    model = sequential(
+        *(keras.Input((5,)), layers.Dense(24, name="d"), layers.Reshape((4, 2, 3))),
+        *(layers.Permute((2, 3, 1)), conv()),
+    )
+    w, b, x = RNG.normal(size=(24, 5)), RNG.normal(size=24), RNG.normal(size=(2, 5))
+    folder = saved(tmp_path, {"d.weight": w, "d.bias": b}, CONV)
+    for shape in ((4, 2, 3), ()):
+        load(model, folder, mapping={"c": "c", "d": Key("d", unflattened=shape)})
+        image = (x @ w.T + b).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+        np.testing.assert_allclose(model(x), pointwise(image), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_normalization_of_outputs_that_become_an_image(is_part, tmp_path):
+    """Checks that a shape for the outputs of `Dense` is demanded for the normalization too."""
+    norm = layers.BatchNormalization(name="n", epsilon=0.0)
+    image = [] if is_part else [layers.Reshape((2, 3, 4)), conv()]
+    model = sequential(keras.Input((5,)), layers.Dense(24, name="d"), norm, *image)
+    w, b, x = RNG.normal(size=(24, 5)), RNG.normal(size=24), RNG.normal(size=(2, 5))
+    scale, mean = RNG.normal(size=24), RNG.normal(size=24)
+    stored = {"d.weight": w, "d.bias": b, "n.weight": scale, "n.bias": 0 * scale}
+    stored |= {"n.running_mean": mean, "n.running_var": 0 * scale + 1}
+    folder = saved(tmp_path, stored, *([] if is_part else [CONV]))
+    shape = (4, 2, 3) if is_part else ()
+    keys = {"d": Key("d", unflattened=shape), "n": "n"} | ({} if is_part else {"c": "c"})
+    with pytest.raises(PlanError, match="'n/gamma' has the same features as 'd/kernel', whose key"):
+        load(model, folder, mapping=keys)
+    with pytest.raises(PlanError, match="unflattened= of Key.'n'. has no effect on a BatchNorm"):
+        load(model, folder, mapping={**keys, "n": Key("n", unflattened=shape)})
+    load(model, folder, mapping={**keys, "n": Key("n", flattened=shape)})
+    features = (x @ w.T + b - mean) * scale
+    if is_part:
+        expected = features.reshape(2, 4, 2, 3).transpose(0, 2, 3, 1).reshape(2, 24)
+    else:
+        expected = pointwise(features.reshape(2, 2, 3, 4))
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_bias_in_pytorchs_order_beside_a_kernel_in_keras_order(tmp_path):
+    model = sequential(
+        keras.Input((5,)), layers.Dense(24, name="d"), layers.Reshape((2, 3, 4)), conv()
+    )
+    w, b, x = RNG.normal(size=(24, 5)), RNG.normal(size=24), RNG.normal(size=(2, 5))
+    in_keras = w.reshape(4, 2, 3, 5).transpose(1, 2, 0, 3).reshape(24, 5).T
+    folder = saved(tmp_path, {"d.weight": in_keras, "d.bias": b}, CONV)
+    kernel = Key("d.weight", transposed=False, unflattened=())
+    keys = {"c": "c", "d/kernel": kernel, "d/bias": Key("d.bias", unflattened=(4, 2, 3))}
+    load(model, folder, mapping=keys)
+    image = (x @ w.T + b).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(model(x), pointwise(image), rtol=1e-4, atol=1e-3)
 
 
 class OwnDense(layers.Layer):

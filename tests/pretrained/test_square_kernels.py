@@ -74,5 +74,49 @@ def test_a_square_matrix_of_attention(tmp_path):
     keys = {"o": Key("o", transposed=False), "q": "q"}
     with pytest.raises(PlanError, match=r"'q/kernel': key 'q.weight' is \(6, 6\)"):
         load(model, folder, mapping=keys)
-    load(model, folder, mapping={**keys, "q": Key("q", transposed=True)})
-    np.testing.assert_allclose(model(x), x @ q.T @ o, rtol=1e-4, atol=1e-5)
+    for transposed, expected in ((True, x @ q.T @ o), (False, x @ q @ o)):
+        load(model, folder, mapping={**keys, "q": Key("q", transposed=transposed)})
+        np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_recurrent_kernel_of_a_simple_rnn(tmp_path):
+    """Checks a network as textbooks write it: `tanh(x @ w_xh + h @ w_hh)`."""
+    layer = layers.SimpleRNN(5, use_bias=False, name="r")
+    model = sequential(keras.Input((7, 3)), layer)
+    w, u, x = RNG.normal(size=(3, 5)), RNG.normal(size=(5, 5)) / 3, RNG.normal(size=(2, 7, 3))
+    folder = saved(tmp_path, {"w_xh": w, "w_hh": u})
+    keys = {"r/.*/kernel": Key("w_xh", transposed=False), "r/.*/recurrent_kernel": "w_hh"}
+    with pytest.raises(PlanError, match=r"recurrent_kernel': key 'w_hh' is \(5, 5\).*'w_xh' has"):
+        load(model, folder, mapping=keys)
+    keys["r/.*/recurrent_kernel"] = Key("w_hh", transposed=False)
+    load(model, folder, mapping=keys)
+    h = np.zeros((2, 5))
+    for t in range(7):
+        h = np.tanh(x[:, t] @ w + h @ u)
+    np.testing.assert_allclose(model(x), h, rtol=1e-4, atol=1e-5)
+
+
+def test_the_users_word_for_one_square_kernel_is_not_evidence_for_another(tmp_path):
+    model = sequential(keras.Input((4,)), dense(4, "a"), dense(4, "b"))
+    folder = saved(tmp_path, {"q_proj_weight": np.eye(4), "text_projection": np.eye(4)})
+    keys = {"a/kernel": Key("q_proj_weight", transposed=True), "b/kernel": "text_projection"}
+    with pytest.raises(PlanError, match="the end of 'text_projection' does not show it"):
+        load(model, folder, mapping=keys)
+
+
+class OwnLinear(layers.Layer):
+    """A layer with the inputs first, as Hugging Face's `Conv1D`."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(shape[-1], 8))
+
+    def call(self, x):
+        return x @ self.w
+
+
+def test_a_custom_layer_with_the_inputs_first_is_evidence(tmp_path):
+    model = sequential(keras.Input((4,)), OwnLinear(name="a"), dense(8, "b"))
+    folder = saved(tmp_path, {"a.weight": np.ones((4, 8)), "b.weight": np.eye(8)})
+    keys = {"a/w": Key("a.weight", transposed=False), "b": "b"}
+    with pytest.raises(PlanError, match="'b/kernel': key 'b.weight' .* and 'a.weight' has the inp"):
+        load(model, folder, mapping=keys)

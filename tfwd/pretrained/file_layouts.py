@@ -11,14 +11,14 @@ import keras
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
     UnknownFeatureOrder,
-    flattened_image,
 )
+from tfwd.pretrained.given_orders import OPTIONS, orders_in_keras, with_given
 from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
@@ -27,11 +27,14 @@ from tfwd.pretrained.square_kernels import Kernel, is_matrix, square_kernel_erro
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import (
     feature_orders,
+    feature_sides,
     has_known_use,
+    inputs_first_layout,
     layout_along,
     layout_of,
 )
 from tfwd.pretrained.unknown_layouts import unknown_layout
+from tfwd.pretrained.unknown_orders import missing_order, wrong_shape
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
 _KERAS_ENDINGS = (".kernel", ".moving_mean", ".moving_variance", ".embeddings")
@@ -87,12 +90,18 @@ class FileLayouts:
             return Layout.unchanged(target.shape), error
         if gain_of is not None and transposed:
             layout, error = self._layout_of_gain(target, *gain_of)
-        else:
+        elif transposed:
             orders = self._orders_at(target, key)
-            layout = layout_of(target, transposed, orders)
+            layout = layout_of(target, orders)
             if not has_known_use(target):  # it needs its own entry in the mapping
                 key = dataclasses.replace(key, name=name.removeprefix(self._prefix))
-            error = unknown_layout(target, key, transposed, orders, of_model)
+            error = unknown_layout(target, key, orders, of_model)
+        else:
+            given = orders_in_keras(key, of_model)
+            layout = inputs_first_layout(target, given, self._source.entries[name].shape)
+            error = wrong_shape(target, key, of_model)
+            if not error and key.transposed is False and not self._has_keras_names(target, name):
+                error = missing_order(target, key, self._options(target, key), of_model)
         shape = self._source.entries[name].shape
         if gain_of is not None and math.prod(shape) == max(shape, default=0) == target.shape[0]:
             layout = dataclasses.replace(layout, shape=shape)  # PyTorch has (outputs, 1, 1)
@@ -113,59 +122,59 @@ class FileLayouts:
         return square_kernel_errors(kernels)
 
     def partly_given_orders(self, steps: Sequence[Step]) -> list[str]:
-        """Returns the errors of weights on flattened features if only other weights have an order.
+        """Returns the errors of weights whose features have a given order only at other weights.
 
         Args:
             steps: The variables that are loaded.
         """
-        given: list[tuple[FeatureOrder, str]] = []
-        others: list[tuple[FeatureOrder, Step]] = []
+        given: dict[int, tuple[FeatureOrder, str]] = {}
+        others: list[tuple[int, FeatureOrder, str, str]] = []
         for step in steps:
-            key = self._choices[step.target.path][0]
-            order = feature_orders(step.target, self._orders_of_model(step.target))[0]
-            if step.target.name == "bias" or key.transposed is False:
-                continue  # a bias has the order of the outputs
-            if not isinstance(order, FlattenedAxes):
+            target, key = step.target, self._choices[step.target.path][0]
+            if not self._is_transposed(target, key, step.key):
                 continue
-            if feature_orders(step.target, self._orders_at(step.target, key))[0] is None:
-                given.append((order, step.target.path))
-            else:
-                others.append((order, step))
-        errors = []
-        for order, step in others:
-            same = [path for other, path in given if same_order(order, other)]
-            if same:
-                key = self._choices[step.target.path][0]
-                errors.append(
-                    f"'{step.target.path}' takes the same flattened features as '{same[0]}', whose "
-                    f"key has flattened=(): map to Key({key.name!r}, flattened=()) too if PyTorch "
-                    "has the same order here; otherwise give their shape in PyTorch"
-                )
-        return errors
+            of_model, options = self._orders_of_model(target), self._options(target, key)
+            orders = feature_orders(target, self._orders_at(target, key))
+            for side, order in zip(feature_sides(target), orders, strict=True):
+                if side not in of_model.axes or isinstance(order, UnknownFeatureOrder):
+                    continue
+                option, shape = OPTIONS[side], options[side]
+                if shape is None:
+                    others.append((of_model.axes[side], order, target.path, option))
+                else:
+                    text = f"'{target.path}', whose key has {option}={shape}"
+                    given.setdefault(of_model.axes[side], (order, text))
+        return [
+            f"'{path}' has the same features as {given[axis][1]}: give {option}= for '{path}' too"
+            for axis, order, path, option in others
+            if axis in given and not same_order(order, given[axis][0])
+        ]
 
     def _orders_of_model(self, target: Target) -> LayerOrders:
         """Returns the orders at the owner of a variable that the model shows."""
         return self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
 
     def _orders_at(self, target: Target, key: Key) -> LayerOrders:
-        """Returns the orders at the owner of a variable.
-
-        An order that is given for one weight of a layer also counts for its other weights without
-        one, if tfwd knows how the layer uses them.
-        """
+        """Returns the orders at the owner of a variable, with those that the mapping gives."""
         of_model = self._orders_of_model(target)
         if not has_known_use(target):
             return self._orders_of_unknown_use(target, key, of_model)
+        options = self._options(target, key)
+        return with_given(of_model, options["inputs"], options["outputs"])
+
+    def _options(self, target: Target, key: Key) -> dict[Side | None, tuple[int, ...] | None]:
+        """Returns the shapes that the mapping gives for the sides of a weight's layer.
+
+        A shape for one weight of a layer also counts for its other weights without one, if tfwd
+        knows how the layer uses them.
+        """
         flattened, unflattened = key.flattened, key.unflattened
-        for other in self._of_owner[id(target.owner)]:
+        for other in self._of_owner[id(target.owner)] if has_known_use(target) else ():
             if other.path in self._choices and has_known_use(other):
                 of_other = self._choices[other.path][0]
                 flattened = of_other.flattened if flattened is None else flattened
                 unflattened = of_other.unflattened if unflattened is None else unflattened
-        return LayerOrders(
-            of_model.inputs if flattened is None else flattened_image(flattened),
-            of_model.outputs if unflattened is None else flattened_image(unflattened),
-        )
+        return {"inputs": flattened, "outputs": unflattened}
 
     def _orders_of_unknown_use(
         self, target: Target, key: Key, of_model: LayerOrders
@@ -187,22 +196,15 @@ class FileLayouts:
             unknown = UnknownFeatureOrder(
                 f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
             )
-            return LayerOrders(
-                *(
-                    unknown if isinstance(order, (FlattenedAxes, JoinedFeatures)) else order
-                    for order in (of_model.inputs, of_model.outputs)
-                )
+            inputs, outputs = (
+                unknown if isinstance(order, (FlattenedAxes, JoinedFeatures)) else order
+                for order in (of_model.inputs, of_model.outputs)
             )
-        inputs, outputs = (
-            orders if given is None else flattened_image(given)
-            for given, orders in (
-                (key.flattened, of_model.inputs),
-                (key.unflattened, of_model.outputs),
-            )
-        )
+            return LayerOrders(inputs, outputs)
+        orders = with_given(of_model, key.flattened, key.unflattened)
         if len(target.shape) == 1 and is_given:  # its only axis
-            return LayerOrders(inputs if key.flattened is not None else outputs)
-        return LayerOrders(inputs, outputs)
+            return LayerOrders(orders.inputs if key.flattened is not None else orders.outputs)
+        return orders
 
     def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
         """Returns True if the file has the outputs of a kernel first.
@@ -248,7 +250,7 @@ class FileLayouts:
         layout = Layout.unchanged(target.shape)
         if not self._is_transposed(weight, key, name):
             return layout, None
-        found = layout_along(layout_of(weight, True, self._orders_at(weight, key)), axis)
+        found = layout_along(layout_of(weight, self._orders_at(weight, key)), axis)
         if found is None:
             return layout, (
                 f"'{target.path}' has no order in PyTorch, because the positions on axis {axis} of "
@@ -284,15 +286,31 @@ class FileLayouts:
             "otherwise map to Key(..., transposed=False)"
         )
 
-    def _has_keras_kernel(self, target: Target) -> bool:
-        """Returns True if the file has another weight of the same layer in Keras's style."""
+    def _has_keras_names(self, target: Target, name: str) -> bool:
+        """Returns True if a key, or another key of the layer, ends with Keras's name of a weight.
+
+        Args:
+            target: The variable.
+            name: str. Its key in the file.
+        """
+        if self._styles(target)[name] is False:
+            return True
+        return target.name == "bias" and self._has_keras_kernel(target, by_names=True)
+
+    def _has_keras_kernel(self, target: Target, by_names: bool = False) -> bool:
+        """Returns True if the file has another weight of the same layer in Keras's style.
+
+        Args:
+            target: The variable.
+            by_names: bool. Only names count, and not `transposed=False`. Default False.
+        """
         for other in self._of_owner[id(target.owner)]:
             if other.path not in self._choices:
                 continue
             given = self._choices[other.path][0].transposed
-            if given is False:
+            if given is False and not by_names:
                 return True
-            if given is None and any(
+            if given is not True and any(
                 is_torch is False and name in self._keys
                 for name, is_torch in self._styles(other).items()
             ):

@@ -36,8 +36,9 @@ class Key:
         repeated: bool. Lets several variables have this key. Default False.
         copies: tuple of str. Keys that hold the same tensor again, for example tied weights. Each
             must be absent or equal. Default empty.
-        transposed: bool. True if the kernel has the outputs first, as in PyTorch. Default None: the
-            last component of the key and the kind of file decide.
+        transposed: bool. True if the kernel has the outputs first, as in PyTorch. False if the
+            tensor has its axes in Keras's order. Default None: the last component of the key and
+            the kind of file decide.
         flattened: tuple of int. Shape in PyTorch of the tensor that is flattened before the layer,
             without the batch: (channels, height, width). Empty if PyTorch and Keras flatten the
             tensor in the same order. Default None: the model's graph decides.
@@ -47,7 +48,7 @@ class Key:
 
     Raises:
         TypeError: If `flattened` or `unflattened` is not a sequence of whole numbers.
-        ValueError: If one of them has a size below 1, or is given with `transposed=False`.
+        ValueError: If one of them has a size below 1.
     """
 
     name: str
@@ -68,11 +69,6 @@ class Key:
                 raise TypeError(f"{text}: give whole numbers, such as (64, 7, 7)") from None
             if any(size < 1 for size in sizes):
                 raise ValueError(f"{text}: give sizes of at least 1")
-            if sizes and self.transposed is False:
-                raise ValueError(
-                    f"{text} and transposed=False: a tensor in Keras's order of axes is not "
-                    "reordered. Give only one of them"
-                )
             object.__setattr__(self, field, sizes)
 
 

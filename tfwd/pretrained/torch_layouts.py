@@ -22,6 +22,7 @@ from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
+    Shape,
     UnknownFeatureOrder,
 )
 from tfwd.pretrained.layouts import Layout
@@ -41,20 +42,17 @@ MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel"
 _GRU_GATES = (1, 0, 2)
 
 
-def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
-    """Returns the layout in which a file holds a variable.
+def layout_of(target: Target, orders: LayerOrders) -> Layout:
+    """Returns the layout in which a file of PyTorch has a variable.
 
     Args:
         target: The variable.
-        transposed: bool. True if the file has the outputs of a kernel first, as in PyTorch.
         orders: Orders of the features that the owner takes and returns.
     """
-    if not transposed:
-        return Layout.unchanged(target.shape)
     layout = _layout_by_owner(target)
     inputs, outputs = feature_orders(target, orders)
     if isinstance(inputs, JoinedFeatures):
-        rest = layout_of(target, transposed, LayerOrders(None, orders.outputs))
+        rest = layout_of(target, LayerOrders(None, orders.outputs))
         return dataclasses.replace(rest, rows=inputs.rows)
     if not (isinstance(inputs, FlattenedAxes) or isinstance(outputs, FlattenedAxes)):
         return layout
@@ -71,6 +69,34 @@ def layout_of(target: Target, transposed: bool, orders: LayerOrders) -> Layout:
     in_file = (*last.torch_shape, *first.torch_shape)
     axes = (*(len(last.positions) + position for position in first.positions), *last.positions)
     return Layout(layout.shape, in_file, axes, shape, layout.order)
+
+
+def inputs_first_layout(target: Target, given: LayerOrders, in_file: Shape) -> Layout:
+    """Returns the layout of a tensor with its axes in Keras's order.
+
+    Args:
+        target: The variable.
+        given: Orders of the features in the file, if the mapping gives them.
+        in_file: Shape of the tensor in the file.
+    """
+    shape = target.shape
+    if is_in_einsum(target) and target.name == "kernel":
+        terms = einsum_terms(target.owner)
+        size = dict(zip(terms.kernel, shape, strict=True))
+        matrix = [math.prod(size[axis] for axis in part) for part in (terms.summed, terms.made)]
+        if given != LayerOrders() or (len(shape) > 2 and in_file == tuple(matrix)):
+            found = einsum_layout(target, given.inputs, given.outputs, inputs_first=True)
+            return found or Layout.unchanged(shape)
+    inputs, outputs = feature_orders(target, given)
+    if len(shape) not in (1, 2) or not any(
+        isinstance(order, FlattenedAxes) for order in (inputs, outputs)
+    ):
+        return Layout.unchanged(shape)
+    first = _split_axis(inputs, shape[0])
+    last = _split_axis(outputs, shape[1]) if len(shape) == 2 else FlattenedAxes((), ())
+    split = (*first.torch_shape, *last.torch_shape)
+    axes = (*first.positions, *(len(first.positions) + axis for axis in last.positions))
+    return Layout(shape, split, axes, shape)
 
 
 def layout_along(weight: Layout, axis: int) -> Layout | None:
@@ -275,12 +301,16 @@ def _einsum_layout(owner: keras.layers.EinsumDense, shape: tuple[int, ...]) -> L
     return Layout(in_file, split, tuple(order.index(axis) for axis in terms.kernel), shape)
 
 
-def einsum_layout(target: Target, inputs: FeatureOrder, outputs: FeatureOrder) -> Layout | None:
+def einsum_layout(
+    target: Target, inputs: FeatureOrder, outputs: FeatureOrder, inputs_first: bool = False
+) -> Layout | None:
     """Returns the layout of a weight of an einsum layer that flattens or makes an image.
 
     Args:
         target: The kernel or the bias.
         inputs, outputs: Orders of the features that the layer sums over, and that it makes.
+        inputs_first: bool. True if the file has a matrix with the inputs on its first axis. Default
+            False, for the outputs.
 
     Returns:
         The layout. None if the features do not divide into the axes of the weight.
@@ -290,23 +320,25 @@ def einsum_layout(target: Target, inputs: FeatureOrder, outputs: FeatureOrder) -
         divided = _divided_axes(outputs, shape)
         if divided is None:
             return None
-        split, axes = divided
-        return Layout((math.prod(shape),), split, sum(axes, ()), shape)
+        sizes, axes = divided
+        return Layout((math.prod(shape),), sizes, sum(axes, ()), shape)
     terms = einsum_terms(target.owner)
     size = dict(zip(terms.kernel, shape, strict=True))
     made = _divided_axes(outputs, tuple(size[axis] for axis in terms.made))
     summed = _divided_axes(inputs, tuple(size[axis] for axis in terms.summed))
     if made is None or summed is None:
         return None
-    axes_of = dict(zip(terms.made, made[1], strict=True))
-    for letter, group in zip(terms.summed, summed[1], strict=True):
-        axes_of[letter] = tuple(len(made[0]) + axis for axis in group)
-    return Layout(
-        (math.prod(made[0]), math.prod(summed[0])),
-        (*made[0], *summed[0]),
-        sum((axes_of[letter] for letter in terms.kernel), ()),
-        shape,
-    )
+    parts = [(terms.made, *made), (terms.summed, *summed)]
+    if inputs_first:
+        parts.reverse()
+    split: tuple[int, ...] = ()
+    axes_of: dict[str, tuple[int, ...]] = {}
+    for letters, lengths, groups in parts:
+        for letter, group in zip(letters, groups, strict=True):
+            axes_of[letter] = tuple(len(split) + axis for axis in group)
+        split += lengths
+    in_file = tuple(math.prod(lengths) for _, lengths, _ in parts)
+    return Layout(in_file, split, sum((axes_of[letter] for letter in terms.kernel), ()), shape)
 
 
 def _divided_axes(

@@ -13,17 +13,15 @@ from tfwd.pretrained.unknown_orders import unknown_order
 
 
 def unknown_layout(
-    target: Target, key: Key, transposed: bool, orders: LayerOrders, of_model: LayerOrders
+    target: Target, key: Key, orders: LayerOrders, of_model: LayerOrders
 ) -> str | None:
     """Returns the error for a variable whose layout is unknown; None if the layout is known.
 
     Args:
-        target, transposed, orders: As in `layout_of`.
+        target, orders: As in `layout_of`.
         key: Key of the variable, which may define `transposed` itself.
         of_model: Orders that the model shows, without the key.
     """
-    if not transposed:
-        return None
     if error := unknown_order(target, key, orders, of_model):
         return error
     owner, shape, is_given = target.owner, target.shape, key.transposed is not None

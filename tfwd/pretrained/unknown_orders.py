@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
@@ -16,8 +15,8 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     JoinedFeatures,
     UnknownFeatureOrder,
-    flattened_image,
 )
+from tfwd.pretrained.given_orders import OPTIONS, given_order
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import (
@@ -28,7 +27,6 @@ from tfwd.pretrained.torch_layouts import (
     is_in_einsum,
 )
 
-_OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
 _SHAPES: dict[Side, str] = {
     "inputs": "give the shape in PyTorch of the tensor that is flattened before the layer",
     "outputs": "give the shape in PyTorch of the image that the layer's outputs become",
@@ -46,14 +44,14 @@ def unknown_order(
         orders: Orders of the features that the owner takes and returns.
         of_model: Orders that the model shows, without the key.
     """
-    if error := _useless_option(target, key, of_model):
+    if error := _useless_option(target, key, of_model) or wrong_shape(target, key, of_model):
         return error
     found = list(feature_orders(target, orders))
     for axis, (side, order) in enumerate(zip(feature_sides(target), found, strict=True)):
         if side and isinstance(order, FlattenedAxes) and not _fits(order, target, axis):
             if order is not of_model.of(side):
                 return (
-                    f"'{target.path}' is {target.shape}, but {_OPTIONS[side]}="
+                    f"'{target.path}' is {target.shape}, but {OPTIONS[side]}="
                     f"{order.torch_shape} has {math.prod(order.shape)} entries: {_SHAPES[side]}"
                 )
             found[axis] = UnknownFeatureOrder(
@@ -71,14 +69,19 @@ def unknown_order(
         if side and isinstance(order, UnknownFeatureOrder)
     }
     if unknown:
-        return _advice(target, key, unknown)
-    return _contradiction(target, key, of_model)
+        return _advice(target, key, unknown, of_model)
+    return None
 
 
 def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
     """Returns the error for an option of a key that has no effect; None if there is none."""
     sides = feature_sides(target)
-    for side, option in _OPTIONS.items():
+    if key.unflattened is not None and isinstance(target.owner, ORDER_PRESERVING_LAYERS):
+        return (
+            f"'{target.path}': unflattened= of Key({key.name!r}) has no effect on a "
+            f"{type(target.owner).__name__}: give flattened= instead"
+        )
+    for side, option in OPTIONS.items():
         if getattr(key, option) and side in sides and not _can_reorder(target, side):
             return (
                 f"'{target.path}' is {target.shape}, and {option}= reorders no such weight of a "
@@ -111,16 +114,22 @@ def _unfit_parts(target: Target, key: Key, found: Sequence[FeatureOrder]) -> str
     return None
 
 
-def _advice(target: Target, key: Key, unknown: Mapping[Side, UnknownFeatureOrder]) -> str:
+def _advice(
+    target: Target,
+    key: Key,
+    unknown: Mapping[Side, UnknownFeatureOrder],
+    of_model: LayerOrders,
+) -> str:
     """Returns the error for unknown orders, with the options that give them.
 
     Args:
         target, key: The variable and its key in the mapping.
         unknown: The unknown orders, by the side of the layer.
+        of_model: Orders at the layer that the model shows.
     """
     first = next(iter(unknown.values()))
     start = f"'{target.path}': {first.reason}, and PyTorch flattens channels first"
-    same = ", ".join(f"{_OPTIONS[side]}=()" for side in unknown)
+    same = ", ".join(f"{OPTIONS[side]}=()" for side in unknown)
     if not all(_can_reorder(target, side) for side in unknown):
         return (
             f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the axes in the same order; "
@@ -132,14 +141,15 @@ def _advice(target: Target, key: Key, unknown: Mapping[Side, UnknownFeatureOrder
             "width)) if it belongs to the inputs, and with unflattened= if it belongs to the "
             "outputs; give () if PyTorch has the same order"
         )
-    if list(unknown) == ["inputs"] and first.shape:
-        channels_first = (first.shape[-1], *first.shape[:-1])
+    side = next(iter(unknown))
+    if len(unknown) == 1 and (sizes := of_model.sizes.get(side)):
+        channels_first, option = (sizes[-1], *sizes[:-1]), OPTIONS[side]
         return (
-            f"{start}: map to Key({key.name!r}, flattened=()) if PyTorch flattens axes of "
-            f"{first.shape} here, as Keras does; or to Key(..., flattened={channels_first}) if it "
-            f"flattens {channels_first}. Otherwise {_in_keras(key)}"
+            f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has axes of {sizes} here, "
+            f"as Keras has; or to Key(..., {option}={channels_first}) if it has axes of "
+            f"{channels_first}. Otherwise {_in_keras(key)}"
         )
-    shapes = ", ".join(f"{_OPTIONS[side]}=(channels, height, width)" for side in unknown)
+    shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
     rest = f". Otherwise {_in_keras(key)}" if "outputs" in unknown else ""
     return (
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
@@ -164,43 +174,44 @@ def _can_reorder(target: Target, side: Side) -> bool:
     return side == "inputs" or not is_of_features
 
 
-def _contradiction(target: Target, key: Key, of_model: LayerOrders) -> str | None:
-    """Returns the error for an order that differs from what the model shows; None without one."""
-    start = f"'{target.path}': the model shows that Key({key.name!r}, "
-    for side, option in _OPTIONS.items():
-        given, shown = getattr(key, option), of_model.of(side)
-        is_known = isinstance(shown, (FlattenedAxes, JoinedFeatures))
-        is_equal = is_known and given and same_order(flattened_image(given), shown)
-        if not given or is_equal or side not in feature_sides(target):
+def wrong_shape(target: Target, key: Key, of_model: LayerOrders) -> str | None:
+    """Returns the error for a shape in a key that the model contradicts; None without one."""
+    for side, option in OPTIONS.items():
+        given = getattr(key, option)
+        if given is None or side not in feature_sides(target):
             continue
-        if isinstance(shown, UnknownFeatureOrder) and (expected := _other_axes(given, shown)):
-            return (
-                f"'{target.path}': Key({key.name!r}, {option}={given}) is for axes of {expected} "
-                f"in Keras, but the model flattens {shown.shape}: give {option}=() if PyTorch "
-                f"flattens {shown.shape} too. Otherwise {_in_keras(key)}"
-            )
-        if isinstance(shown, JoinedFeatures):
-            return (
-                f"{start}{option}={given}) is wrong, because it joins several tensors before the "
-                "layer: omit it"
-            )
-        if isinstance(shown, FlattenedAxes):
-            return (
-                f"{start}{option}={given}) is not {shown.torch_shape}: give this shape, or omit it"
-            )
+        if problem := given_order(given, side, of_model).problem:
+            rest = "" if problem.endswith("omit it") else f". Otherwise {_in_keras(key)}"
+            return f"'{target.path}': {option}={given} of Key({key.name!r}) {problem}{rest}"
     return None
 
 
-def _other_axes(given: Sequence[int], shown: UnknownFeatureOrder) -> tuple[int, ...]:
-    """Returns the axes in Keras of a given shape if the model flattens other ones, or ()."""
-    order, shape = flattened_image(tuple(given)), shown.shape
-    if order is None or not shape or math.prod(order.shape) != math.prod(shape):
-        return ()
-    # The positions may be one axis on one side, and several on the other.
-    is_other = order.shape[-1] != shape[-1] or (
-        len(order.shape) == len(shape) and order.shape != shape
-    )
-    return order.shape if is_other else ()
+def missing_order(
+    target: Target,
+    key: Key,
+    options: Mapping[Side | None, Sequence[int] | None],
+    of_model: LayerOrders,
+) -> str | None:
+    """Returns the error for `transposed=False` on features that PyTorch has in another order.
+
+    Args:
+        target, key, of_model: As in `unknown_order`.
+        options: Shapes that the mapping gives, by the side of the layer.
+    """
+    for side in feature_sides(target):
+        shown = None if side is None else of_model.of(side)
+        if side is None or options[side] is not None:
+            continue
+        start = f"'{target.path}': the model flattens an image here. Beside transposed=False, give"
+        same = f"{OPTIONS[side]}=() if the file has the features in Keras's order"
+        if isinstance(shown, JoinedFeatures):
+            return f"{start} {same} in the key {key.name!r}"
+        if isinstance(shown, FlattenedAxes):
+            return (
+                f"{start} {OPTIONS[side]}={shown.torch_shape} in the key {key.name!r} if the file "
+                f"has the features in PyTorch's order; or {same}"
+            )
+    return None
 
 
 def _fits(order: FlattenedAxes, target: Target, axis: int) -> bool:

@@ -110,6 +110,19 @@ class Axis(Joinable):
         """Returns True if the caller of the model gives the entries, or some of them."""
         return self.find().is_input
 
+    def merged_sizes(self) -> tuple[int, ...]:
+        """Returns the sizes of the axes that a reshape merged into this one; () if none did."""
+        return ()
+
+    def divided_sizes(self) -> tuple[int, ...]:
+        """Returns the sizes of the axes that a reshape makes of this one; () if none does."""
+        if not self.divisions:
+            return ()
+        sizes = joined_sizes(
+            part.find().divided_sizes() or (part.size,) for part in self.divisions[0].parts
+        )
+        return sizes if len(self.divisions) == 1 else ()
+
     def join(self, other: Axis) -> None:
         """Makes two axes the same."""
         mine, others = self.find(), other.find()
@@ -194,6 +207,12 @@ class Division:
         possible = self.layout.possible or ()
         ends = [set(each[1:][-len(places) :]) for each in possible]
         return bool(ends) and all(end == places for end in ends)
+
+
+def joined_sizes(parts: Iterable[Sequence[int | None]]) -> tuple[int, ...]:
+    """Returns the sizes of several parts one after another; () if a size varies."""
+    sizes = [size for part in parts for size in part]
+    return () if None in sizes else tuple(sizes)  # type: ignore[arg-type]
 
 
 def rows_of(order: FeatureOrder) -> object:

@@ -38,10 +38,16 @@ class LayerOrders:
     Attributes:
         inputs: Order of the last axis of the inputs. None if PyTorch has the same.
         outputs: Order of the last axis of the outputs. None if PyTorch has the same.
+        sizes: dict from a side to the sizes of the axes that Keras flattens before the layer, or
+            makes of the outputs after it. Without sizes of 1, and only if they are known.
+        axes: dict from a side to a number. Equal numbers are the same features. Only if the layer
+            always has the same features on this side.
     """
 
     inputs: FeatureOrder = None
     outputs: FeatureOrder = None
+    sizes: dict[Side, Shape] = dataclasses.field(default_factory=dict, compare=False)
+    axes: dict[Side, int] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, side: Side | None) -> FeatureOrder:
         """Returns the order of one side; None without a side."""
@@ -140,6 +146,7 @@ class OrderRecorder:
                 for other in (first.find(), second.find()):
                     is_changed = is_changed or other.doubt is None
                     other.doubts(reason, of_sources=of_sources)
+        self._note_axes()
         for layer, side, axis in self._axes:
             order: FeatureOrder = None if axis is None else known.of(axis)
             if side == "outputs" and order is not None:
@@ -164,11 +171,26 @@ class OrderRecorder:
                     orders[0] = UnknownFeatureOrder(reason)
                 self.record(layer, side, orders[0])
 
-    def differing(self) -> dict[int, LayerOrders]:
-        """Returns the orders that differ from PyTorch's, by the id of the layer."""
-        return {
-            key: orders for key, orders in self._orders.items() if orders.inputs or orders.outputs
-        }
+    def _note_axes(self) -> None:
+        """Notes which features each layer has, and the axes that Keras makes them of."""
+        found: dict[tuple[int, Side], set[Axis]] = {}
+        plain = [(layer, side, *given) for layer, side, given, _ in self._plain if len(given) == 1]
+        for layer, side, axis in (*self._axes, *plain):
+            if axis is not None:
+                found.setdefault((id(layer), side), set()).add(axis.find())
+        for (number, side), axes in found.items():
+            orders = self._orders.setdefault(number, LayerOrders())
+            sizes = {
+                each.merged_sizes() if side == "inputs" else each.divided_sizes() for each in axes
+            }
+            if len(sizes) == 1:
+                orders.sizes[side] = sizes.pop()
+            if len(axes) == 1:
+                orders.axes[side] = id(axes.pop())
+
+    def found(self) -> dict[int, LayerOrders]:
+        """Returns the orders by the id of the layer."""
+        return self._orders
 
     def record(self, layer: Any, side: Side, order: FeatureOrder) -> None:
         """Records the order of a layer's inputs or outputs at one of its calls."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from tfwd.pretrained.flatten_order.axes import Axis, Orders, order_in, rows_of
+from tfwd.pretrained.flatten_order.axes import Axis, Orders, joined_sizes, order_in, rows_of
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
@@ -87,24 +86,13 @@ class MergedAxis(MadeAxis):
         self.places, self.layout = tuple(places), layout
         self._name, self._reason = name, reason
 
-    def find_order(self, known: Orders) -> FeatureOrder:
-        order = self._found_order(known)
-        if isinstance(order, UnknownFeatureOrder):
-            return dataclasses.replace(order, shape=self.merged_sizes())
-        return order
-
     def merged_sizes(self) -> tuple[int, ...]:
-        """Returns the sizes of the axes, also of axes that were merged before; () if one varies."""
-        sizes: list[int] = []
-        for source in self.sources:
-            axis = source.find()
-            inner = axis.merged_sizes() if isinstance(axis, MergedAxis) else (axis.size,)
-            if not inner or None in inner:
-                return ()
-            sizes += inner  # type: ignore[arg-type]
-        return tuple(sizes)
+        return joined_sizes(
+            axis.merged_sizes() if isinstance(axis, MergedAxis) else (axis.size,)
+            for axis in (source.find() for source in self.sources)
+        )
 
-    def _found_order(self, known: Orders) -> FeatureOrder:
+    def find_order(self, known: Orders) -> FeatureOrder:
         own = super().find_order(known)
         if isinstance(own, UnknownFeatureOrder):
             return own
@@ -280,7 +268,7 @@ def _nested_order(
         if isinstance(order, JoinedFeatures) or part.size is None:
             return unknown
         number = arrangement.index(place.find())
-        inner = (part.size,) if order is None else order.shape
+        inner = (part.size,) if order is None else order.shape  # type: ignore[union-attr]
         inside = (0,) if order is None else order.positions  # type: ignore[union-attr]
         sizes += inner
         positions += [(number, position) for position in inside]

@@ -38,7 +38,7 @@ def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
     """Returns the orders of layers that differ from PyTorch's, by the id of the layer."""
     search = _Search()
     search.run(model)
-    return search.recorder.differing()
+    return search.recorder.found()
 
 
 class _Search:

@@ -65,12 +65,9 @@ class UnknownFeatureOrder:
 
     Attributes:
         reason: str. Clause that says why the order is unknown.
-        shape: tuple of int. Sizes of the axes that Keras flattens, without sizes of 1. Empty if
-            they are not known. Equal orders may have different ones.
     """
 
     reason: str
-    shape: Shape = dataclasses.field(default=(), compare=False)
 
 
 # None: PyTorch has the same order, or nothing was flattened.

@@ -1,0 +1,117 @@
+"""Orders that a mapping gives: the shape in PyTorch of a tensor that is flattened, or made."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tfwd.pretrained.flatten_order.axes import same_order
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
+from tfwd.pretrained.flatten_order.orders import (
+    FeatureOrder,
+    FlattenedAxes,
+    JoinedFeatures,
+    Shape,
+    UnknownFeatureOrder,
+    flattened_image,
+)
+from tfwd.pretrained.key_rules import Key
+
+OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
+
+
+class GivenOrder(NamedTuple):
+    """Order that a shape of PyTorch gives, and why it is none.
+
+    Attributes:
+        order: The order. None if PyTorch has the same order as Keras.
+        problem: str. Why the shape gives no order, as the end of a sentence; "" if it gives one.
+    """
+
+    order: FeatureOrder
+    problem: str = ""
+
+
+def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
+    """Returns the order that a shape of PyTorch gives.
+
+    If the model shows the axes in Keras, PyTorch has either the same axes in the same order, or the
+    last axis of Keras first. The shape shows which. Without axes in Keras, the shape is that of an
+    image with the channels first.
+
+    Args:
+        shape: Shape in PyTorch. () if PyTorch has the same order.
+        side: Side of the layer.
+        of_model: Orders at the layer that the model shows.
+    """
+    shown, in_keras = of_model.of(side), of_model.sizes.get(side, ())
+    kept = tuple(size for size in shape if size != 1)
+    if not kept:
+        return GivenOrder(None)
+    if isinstance(shown, JoinedFeatures):
+        return GivenOrder(shown, "is wrong, because several tensors are joined here: omit it")
+    channels_first = flattened_image(shape)
+    if isinstance(shown, FlattenedAxes):
+        if math.prod(kept) != math.prod(shown.shape) or shown.torch_shape == kept:
+            return GivenOrder(shown if shown.torch_shape == kept else channels_first)
+        if channels_first is not None and same_order(channels_first, shown):
+            return GivenOrder(shown)
+        expected = f"is not {shown.torch_shape}, which the model shows"
+        return GivenOrder(shown, f"{expected}: give this shape, or omit it")
+    if not in_keras or math.prod(kept) != math.prod(in_keras):
+        return GivenOrder(channels_first)
+    is_same = _divide_alike(kept, in_keras)
+    is_first = channels_first is not None and _divide_alike_by_channels(
+        channels_first.shape, in_keras
+    )
+    same = f"{OPTIONS[side]}=()"
+    if is_same and is_first and isinstance(shown, UnknownFeatureOrder):
+        return GivenOrder(
+            shown,
+            f"does not show whether PyTorch has the axes {in_keras} in Keras's order or the "
+            f"channels first, because sizes are equal: give {same} if it has Keras's order",
+        )
+    if is_same:
+        return GivenOrder(None)
+    if is_first:
+        return GivenOrder(channels_first)
+    return GivenOrder(
+        shown,
+        f"has other axes than {in_keras}, which Keras has here: give {same} if PyTorch has the "
+        "same order",
+    )
+
+
+def with_given(
+    of_model: LayerOrders, flattened: Shape | None, unflattened: Shape | None
+) -> LayerOrders:
+    """Returns the orders at a layer with the shapes that keys give, without their problems."""
+    inputs, outputs = of_model.inputs, of_model.outputs
+    if flattened is not None:
+        inputs = given_order(flattened, "inputs", of_model).order
+    if unflattened is not None:
+        outputs = given_order(unflattened, "outputs", of_model).order
+    return LayerOrders(inputs, outputs)
+
+
+def orders_in_keras(key: Key, of_model: LayerOrders) -> LayerOrders:
+    """Returns the orders of the features of a tensor with its axes in Keras's order.
+
+    Such a tensor has PyTorch's order of features only if its key gives a shape.
+    """
+    return with_given(LayerOrders(sizes=of_model.sizes), key.flattened, key.unflattened)
+
+
+def _divide_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Returns True if two shapes are the same axes in one order, merged in one of them or not."""
+    first = set(itertools.accumulate(one, operator.mul))
+    second = set(itertools.accumulate(other, operator.mul))
+    return first <= second or second <= first
+
+
+def _divide_alike_by_channels(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Returns True if two shapes with the channels last have the same channels and positions."""
+    return one[-1] == other[-1] and _divide_alike(one[:-1], other[:-1])
