@@ -341,6 +341,8 @@ def test_a_shape_beside_the_axes_that_keras_flattens(is_exchanged, tmp_path):
     made = pointwise(x) @ d.T
     made = made.swapaxes(1, 2) if is_exchanged else made
     in_keras = made.shape[1:]
+    with pytest.raises(PlanError, match="has one axis, which shows no order"):
+        load(model, folder, mapping={**keys, "f": Key("f", flattened=(30,))})
     for shape in ((5, 2, 3), (2, 3, 5), (3, 2, 5), (5, 3, 2), (6, 5), (5, 6), (2, 15), (3, 10)):
         given = {**keys, "f": Key("f", flattened=shape)}
         first = (shape[1:] == in_keras[:2]) or shape == (5, 6)
@@ -411,6 +413,34 @@ def test_a_normalization_of_outputs_that_become_an_image(is_part, tmp_path):
     else:
         expected = pointwise(features.reshape(2, 2, 3, 4))
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_two_orders_for_the_outputs_of_a_layer(tmp_path):
+    model = sequential(
+        keras.Input((5,)), layers.Dense(24, name="d"), layers.Reshape((2, 3, 4)), conv()
+    )
+    folder = saved(tmp_path, {"d.weight": np.ones((24, 5)), "d.bias": np.ones(24)}, CONV)
+    keys = {"c": "c", "d/kernel": Key("d.weight", unflattened=())}
+    keys["d/bias"] = Key("d.bias", unflattened=(4, 2, 3))
+    with pytest.raises(PlanError, match="'d/bias' has the same features as 'd/kernel', .* but its"):
+        load(model, folder, mapping=keys)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), ()])
+def test_columns_of_an_image_with_pytorchs_axes(shape, tmp_path):
+    """Checks a reader of text: `[channels, height]` of each column, in Keras as in PyTorch."""
+    columns = [layers.Permute((2, 3, 1)), layers.Reshape((3, 8))]
+    layer = layers.SimpleRNN(5, use_bias=False, name="r")
+    model = sequential(keras.Input((2, 3, 4)), conv(), *columns, layer)
+    w, u = RNG.normal(size=(5, 8)) / 3, RNG.normal(size=(5, 5)) / 3
+    folder = saved(tmp_path, {"r.weight_ih": w, "r.weight_hh": u}, CONV)
+    keys = {"c": "c", "r/.*/recurrent_kernel": "r.weight_hh"}
+    load(model, folder, mapping={**keys, "r/.*/kernel": Key("r.weight_ih", flattened=shape)})
+    x = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+    steps, h = pointwise(x).transpose(0, 2, 3, 1).reshape(2, 3, 8), np.zeros((2, 5))
+    for t in range(3):
+        h = np.tanh(steps[:, t] @ w.T + h @ u.T)
+    np.testing.assert_allclose(model(x), h, rtol=1e-4, atol=1e-4)
 
 
 def test_a_bias_in_pytorchs_order_beside_a_kernel_in_keras_order(tmp_path):

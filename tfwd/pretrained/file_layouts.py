@@ -131,22 +131,24 @@ class FileLayouts:
         others: list[tuple[int, FeatureOrder, str, str]] = []
         for step in steps:
             target, key = step.target, self._choices[step.target.path][0]
-            if not self._is_transposed(target, key, step.key):
+            if not (has_known_use(target) and self._is_transposed(target, key, step.key)):
                 continue
             of_model, options = self._orders_of_model(target), self._options(target, key)
             orders = feature_orders(target, self._orders_at(target, key))
             for side, order in zip(feature_sides(target), orders, strict=True):
                 if side not in of_model.axes or isinstance(order, UnknownFeatureOrder):
                     continue
-                option, shape = OPTIONS[side], options[side]
-                if shape is None:
-                    others.append((of_model.axes[side], order, target.path, option))
-                else:
+                axis, option, shape = of_model.axes[side], OPTIONS[side], options[side]
+                if shape is not None:
                     text = f"'{target.path}', whose key has {option}={shape}"
-                    given.setdefault(of_model.axes[side], (order, text))
+                    given.setdefault(axis, (order, text))
+                advice = f"give {option}= for '{target.path}' too"
+                if getattr(key, option) is not None:
+                    advice = f"but its key has {option}={shape}: give the same order"
+                others.append((axis, order, target.path, advice))
         return [
-            f"'{path}' has the same features as {given[axis][1]}: give {option}= for '{path}' too"
-            for axis, order, path, option in others
+            f"'{path}' has the same features as {given[axis][1]}, {advice}"
+            for axis, order, path, advice in others
             if axis in given and not same_order(order, given[axis][0])
         ]
 

@@ -63,11 +63,15 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
         return GivenOrder(shown, f"{expected}: give this shape, or omit it")
     if not in_keras or math.prod(kept) != math.prod(in_keras):
         return GivenOrder(channels_first)
+    same = f"{OPTIONS[side]}=()"
+    if len(kept) == 1 < len(in_keras):
+        return GivenOrder(
+            shown, f"has one axis, which shows no order: give {same} if it is Keras's"
+        )
     is_same = _divide_alike(kept, in_keras)
     is_first = channels_first is not None and _divide_alike_by_channels(
         channels_first.shape, in_keras
     )
-    same = f"{OPTIONS[side]}=()"
     if is_same and is_first and isinstance(shown, UnknownFeatureOrder):
         return GivenOrder(
             shown,

@@ -174,7 +174,12 @@ class OrderRecorder:
     def _note_axes(self) -> None:
         """Notes which features each layer has, and the axes that Keras makes them of."""
         found: dict[tuple[int, Side], set[Axis]] = {}
-        plain = [(layer, side, *given) for layer, side, given, _ in self._plain if len(given) == 1]
+        recorded = {(id(layer), side) for layer, side, _ in self._axes}
+        plain = [
+            (layer, side, given[0])
+            for layer, side, given, _ in self._plain
+            if len(given) == 1 and (id(layer), side) not in recorded
+        ]
         for layer, side, axis in (*self._axes, *plain):
             if axis is not None:
                 found.setdefault((id(layer), side), set()).add(axis.find())
