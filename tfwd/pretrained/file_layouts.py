@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import keras
 
 from tfwd import _keras
-from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
-    FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
     UnknownFeatureOrder,
 )
-from tfwd.pretrained.given_orders import OPTIONS, orders_in_keras, with_given
+from tfwd.pretrained.given_orders import (
+    OPTIONS,
+    Features,
+    conflicting_orders,
+    orders_in_keras,
+    with_given,
+)
 from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
@@ -121,36 +125,26 @@ class FileLayouts:
             kernels.append(Kernel(step, style, key.transposed, transposed))
         return square_kernel_errors(kernels)
 
-    def partly_given_orders(self, steps: Sequence[Step]) -> list[str]:
-        """Returns the errors of weights whose features have a given order only at other weights.
+    def conflicting_orders(self, steps: Sequence[Step]) -> list[str]:
+        """Returns the errors of features whose order some weights have, and others have not.
 
         Args:
             steps: The variables that are loaded.
         """
-        given: dict[int, tuple[FeatureOrder, str]] = {}
-        others: list[tuple[int, FeatureOrder, str, str]] = []
-        for step in steps:
-            target, key = step.target, self._choices[step.target.path][0]
-            if not (has_known_use(target) and self._is_transposed(target, key, step.key)):
-                continue
-            of_model, options = self._orders_of_model(target), self._options(target, key)
-            orders = feature_orders(target, self._orders_at(target, key))
-            for side, order in zip(feature_sides(target), orders, strict=True):
-                if side not in of_model.axes or isinstance(order, UnknownFeatureOrder):
-                    continue
-                axis, option, shape = of_model.axes[side], OPTIONS[side], options[side]
-                if shape is not None:
-                    text = f"'{target.path}', whose key has {option}={shape}"
-                    given.setdefault(axis, (order, text))
-                advice = f"give {option}= for '{target.path}' too"
-                if getattr(key, option) is not None:
-                    advice = f"but its key has {option}={shape}: give the same order"
-                others.append((axis, order, target.path, advice))
-        return [
-            f"'{path}' has the same features as {given[axis][1]}, {advice}"
-            for axis, order, path, advice in others
-            if axis in given and not same_order(order, given[axis][0])
-        ]
+        return conflicting_orders([one for step in steps for one in self._features(step)])
+
+    def _features(self, step: Step) -> Iterator[Features]:
+        """Yields the features that a weight in PyTorch's order has on its axes."""
+        target, key = step.target, self._choices[step.target.path][0]
+        if not (has_known_use(target) and self._is_transposed(target, key, step.key)):
+            return
+        of_model, options = self._orders_of_model(target), self._options(target, key)
+        orders = feature_orders(target, self._orders_at(target, key))
+        for side, order in zip(feature_sides(target), orders, strict=True):
+            if side in of_model.axes and not isinstance(order, UnknownFeatureOrder):
+                is_own = getattr(key, OPTIONS[side]) is not None
+                axis = of_model.axes[side]
+                yield Features(axis, order, target.path, OPTIONS[side], options[side], is_own)
 
     def _orders_of_model(self, target: Target) -> LayerOrders:
         """Returns the orders at the owner of a variable that the model shows."""

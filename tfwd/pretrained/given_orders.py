@@ -109,6 +109,51 @@ def orders_in_keras(key: Key, of_model: LayerOrders) -> LayerOrders:
     return with_given(LayerOrders(sizes=of_model.sizes), key.flattened, key.unflattened)
 
 
+class Features(NamedTuple):
+    """Features on an axis of a weight.
+
+    Attributes:
+        axis: int. Equal numbers are the same features.
+        order: Their order in the file.
+        path: str. Path of the weight.
+        option: str. Name of the option of a key that gives the order.
+        shape: tuple of int. Shape that the mapping gives, or None.
+        is_own: bool. True if the weight's own key has the shape.
+    """
+
+    axis: int
+    order: FeatureOrder
+    path: str
+    option: str
+    shape: Shape | None
+    is_own: bool
+
+
+def conflicting_orders(found: Sequence[Features]) -> list[str]:
+    """Returns an error for each weight with another order than the mapping gives the same features.
+
+    Args:
+        found: The features of all weights of the plan.
+    """
+    given: dict[int, Features] = {}
+    for one in found:
+        if one.shape is not None:
+            given.setdefault(one.axis, one)
+    errors = []
+    for one in found:
+        first = given.get(one.axis)
+        if first is None or same_order(one.order, first.order):
+            continue
+        advice = f"give {one.option}= for '{one.path}' too"
+        if one.is_own:
+            advice = f"but its key has {one.option}={one.shape}: give the same order"
+        errors.append(
+            f"'{one.path}' has the same features as '{first.path}', whose key has "
+            f"{first.option}={first.shape}, {advice}"
+        )
+    return errors
+
+
 def _divide_alike(one: Sequence[int], other: Sequence[int]) -> bool:
     """Returns True if two shapes are the same axes in one order, merged in one of them or not."""
     first = set(itertools.accumulate(one, operator.mul))

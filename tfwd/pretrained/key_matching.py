@@ -101,7 +101,7 @@ class KeyMatching:
         found = [self._step(target, layouts) for target in self._targets]
         steps = [step for step in found if step is not None]
         self._report_repeated_keys(steps)
-        self.mistakes += layouts.square_kernels(steps) + layouts.partly_given_orders(steps)
+        self.mistakes += layouts.square_kernels(steps) + layouts.conflicting_orders(steps)
         return steps
 
     def expected_key(self, target: Target) -> str | None:
