@@ -415,6 +415,44 @@ def test_a_normalization_of_outputs_that_become_an_image(is_part, tmp_path):
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["d.weight", "w"])
+def test_a_bias_beside_a_kernel_with_the_inputs_first(name, tmp_path):
+    """Checks that the order of the outputs also counts for the bias."""
+    model = sequential(
+        keras.Input((5,)), layers.Dense(24, name="d"), layers.Reshape((2, 3, 4)), conv()
+    )
+    w, b, x = RNG.normal(size=(24, 5)), RNG.normal(size=24), RNG.normal(size=(2, 5))
+    folder = saved(tmp_path, {name: w.T, "d.bias": b}, CONV)
+    kernel = Key(name, transposed=False, unflattened=(4, 2, 3))
+    load(model, folder, mapping={"c": "c", "d/kernel": kernel, "d/bias": "d.bias"})
+    image = (x @ w.T + b).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(model(x), pointwise(image), rtol=1e-4, atol=1e-3)
+
+
+def test_the_inputs_first_beside_an_image_of_equal_sizes(tmp_path):
+    """Checks that the model shows the order that the shape alone does not show."""
+    model = sequential(
+        *(keras.Input((4, 4, 4)), conv(), layers.Flatten()),
+        layers.Dense(3, use_bias=False, name="f"),
+    )
+    w, x = RNG.normal(size=(64, 3)), RNG.normal(size=(2, 4, 4, 4)).astype("float32")
+    folder = saved(tmp_path, {"w": w}, CONV)
+    key = Key("w", transposed=False, flattened=(4, 4, 4))
+    load(model, folder, mapping={"c": "c", "f/kernel": key})
+    flat = pointwise(x).transpose(0, 3, 1, 2).reshape(2, 64)
+    np.testing.assert_allclose(model(x), flat @ w, rtol=1e-4, atol=1e-3)
+
+
+def test_a_sequence_of_equal_sizes(tmp_path):
+    """Checks that a shape of equal sizes is not taken for Keras's order."""
+    model = sequential(
+        keras.Input((4, 4)), layers.Flatten(), layers.Dense(3, use_bias=False, name="f")
+    )
+    folder = saved(tmp_path, {"f.weight": RNG.normal(size=(3, 16))})
+    with pytest.raises(PlanError, match="because sizes are equal"):
+        load(model, folder, mapping={"f": Key("f", flattened=(4, 4))})
+
+
 def test_two_orders_for_the_outputs_of_a_layer(tmp_path):
     model = sequential(
         keras.Input((5,)), layers.Dense(24, name="d"), layers.Reshape((2, 3, 4)), conv()

@@ -219,8 +219,9 @@ class FileLayouts:
             return transposed
         is_gru = isinstance(target.owner, keras.layers.GRUCell)
         depends = is_gru or self._orders_at(target, key) != LayerOrders()
-        if key.flattened or key.unflattened:
-            return transposed
+        options = self._options(target, key)
+        if any(options.get(side) is not None for side in feature_sides(target)):
+            return transposed  # the mapping gives the order of its features
         # "bias" is a name in both libraries.
         return transposed and not (depends and self._has_keras_kernel(target))
 

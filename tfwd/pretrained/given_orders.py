@@ -15,7 +15,6 @@ from tfwd.pretrained.flatten_order.orders import (
     FlattenedAxes,
     JoinedFeatures,
     Shape,
-    UnknownFeatureOrder,
     flattened_image,
 )
 from tfwd.pretrained.key_rules import Key
@@ -72,7 +71,7 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     is_first = channels_first is not None and _divide_alike_by_channels(
         channels_first.shape, in_keras
     )
-    if is_same and is_first and isinstance(shown, UnknownFeatureOrder):
+    if is_same and is_first:
         return GivenOrder(
             shown,
             f"does not show whether PyTorch has the axes {in_keras} in Keras's order or the "
@@ -106,7 +105,10 @@ def orders_in_keras(key: Key, of_model: LayerOrders) -> LayerOrders:
 
     Such a tensor has PyTorch's order of features only if its key gives a shape.
     """
-    return with_given(LayerOrders(sizes=of_model.sizes), key.flattened, key.unflattened)
+    return LayerOrders(
+        given_order(key.flattened or (), "inputs", of_model).order,
+        given_order(key.unflattened or (), "outputs", of_model).order,
+    )
 
 
 class Features(NamedTuple):
