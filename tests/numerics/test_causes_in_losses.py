@@ -282,8 +282,13 @@ def test_an_exponential_of_large_predictions(row):
     assert "divisor" not in cause.advice
 
 
-@quick_rows("good rows")
-@pytest.mark.parametrize("case", ["good rows", "label", "square"])
+def logarithm_of_95_minus(labels, predicted):
+    """A loss that is NaN for predictions above 95, which are above the limit of an exponential."""
+    return -tf.math.log(95.0 - predicted[:, 0]) + 0 * labels[:, 0]
+
+
+@quick_rows("good rows", "logarithm")
+@pytest.mark.parametrize("case", ["good rows", "label", "square", "logarithm"])
 def test_large_predictions_that_do_not_explain_the_loss(case):
     x, y = data(1)
     x, y = np.abs(x), np.abs(y)
@@ -291,6 +296,8 @@ def test_large_predictions_that_do_not_explain_the_loss(case):
     loss = roots_of_labels
     if case == "square":
         x[6, 0], loss = 1e25, "mse"
+    elif case == "logarithm":
+        loss = logarithm_of_95_minus
     else:
         y[6] = -1.0
     if case == "good rows":

@@ -62,7 +62,8 @@ class FiniteCheck(keras.callbacks.Callback):
     - in graphs on Keras 2: `Dropout` with a seed and `steps_per_execution` above 1. The seed
       depends on the number of traces;
     - in graphs on Keras 3: a dataset of unknown length. Without the callback, Keras counts an
-      update too many in `optimizer.iterations` at the end of each epoch.
+      update too many in `optimizer.iterations` at the end of each epoch, and draws once more from
+      the generators of `Dropout` and other layers.
 
     Layers that draw with TensorFlow's stateful operations draw again after a skipped step, and in
     eager mode after a logged step. With `every_n_steps` above 1, checked and unchecked steps draw

@@ -105,6 +105,8 @@ def _seen_in_columns(before: Measurement, first: Measurement) -> str:
     lows, highs = before.detail.column_lows, before.detail.column_highs
     if before.detail.lows.size < 2 or not bad.any() or bad.shape != lows.shape:
         return ""
+    if (lows[bad] < 0).any():
+        return ""  # a root or a logarithm of these numbers is NaN too
     if not _is_deviation(lows, highs, bad, exp_limit(first)):
         return ""
     if (lows[bad] == 0).all():

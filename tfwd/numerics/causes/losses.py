@@ -49,8 +49,8 @@ def added(evidence: Evidence) -> Iterator[Cause]:
         "a loss that a layer adds",
         f"The outputs of layers are finite, but the loss that layer '{name}' adds is "
         f"{'NaN' if is_nan else 'infinite'}.{shown}",
-        "check the layer's regularizers and its add_loss: clip the argument of a logarithm or a "
-        "root, and add a small number to a divisor.",
+        "check the layer's regularizers and its add_loss: clip the argument of an exponential, a "
+        "logarithm or a root, and add a small number to a divisor.",
     )
 
 
@@ -146,8 +146,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
     if is_nan and not (squares or entropy or ends_reached or exponential):
         advice.append(
-            "look for a logarithm of 0 or of a negative number, a mean over no elements, or a "
-            "division by a norm of 0"
+            "look for a logarithm of 0 or of a negative number, a mean over no elements, a "
+            "division by a norm of 0, or an exponential that overflows, as with a small "
+            "temperature: tf.reduce_logsumexp subtracts the maximum"
         )
     elif not (squares or advice):
         advice.append("look for a logarithm of 0 in the loss")
@@ -171,7 +172,8 @@ def _exponential_sign(evidence: Evidence, bad: np.ndarray) -> str:
     """Returns that an exponential of the predictions overflows, as text. Returns "" if it does not.
 
     The predictions, their negatives or their sizes must be large in each bad row, and only there.
-    The loss must be finite if they are clipped.
+    The loss must be finite if they are clipped just below the limit of the exponential, and not
+    finite if they are clipped just above.
     """
     if not bad.any():
         return ""
@@ -181,14 +183,22 @@ def _exponential_sign(evidence: Evidence, bad: np.ndarray) -> str:
     arguments = (rows, -rows, np.abs(rows)) if rows.size else ()
     if not any(np.array_equal(one.max(1) > limit, bad) for one in arguments):
         return ""
-    if not is_finite_if_clipped(evidence, bad, limit / 2):
+    # Only an exponential of the predictions themselves, or their sum, becomes infinite just here.
+    below = limit - math.log(rows.shape[1]) - 1
+    if not is_finite_if_clipped(evidence, bad, below):
+        return ""
+    if is_finite_if_clipped(evidence, bad, limit + 1):
         return ""
     low, high = _range(given, bad)
     where = "where" if bad.all() else "and only there"
-    bound, sign = (f"above {limit:.3g}", "") if high > limit else (f"below -{limit:.3g}", "-")
+    if high > limit:
+        bound, what = f"above {limit:.3g}", "the exponential of z overflows"
+    else:
+        bound = f"below -{limit:.3g}"
+        what = "the exponential of z is 0, or the exponential of -z overflows"
     return (
         f"its non-finite values are in {rows_text(bad)}, {where} predictions z are {bound} (from "
-        f"{low:.3g} to {high:.3g}), and the exponential of {sign}z overflows"
+        f"{low:.3g} to {high:.3g}), and {what}"
     )
 
 

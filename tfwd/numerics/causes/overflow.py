@@ -100,8 +100,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
                 return
             seen += (
                 f" Its inputs are at most {given:.3g}, and its finite outputs at most {made:.3g}. "
-                "A number inside the layer is larger, for example a large sum or a square, or the "
-                "layer divides by 0."
+                "A number inside the layer is larger, for example a large sum, a square, or a "
+                "constant such as a mask of -1e9. Or the layer divides by 0."
             )
     if largest is None and not (
         first.detail.summary.positive_inf + first.detail.summary.negative_inf
@@ -117,8 +117,8 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         "mixed_bfloat16, which has the range of float32."
         if backward
         else "divide before a sum or a product, not after it (attention divides by the root "
-        "of the width); run this layer in float32 (dtype='float32'); or use mixed_bfloat16, which "
-        "has the range of float32.",
+        "of the width); use a mask of -3e4; run this layer in float32 (dtype='float32'); or use "
+        "mixed_bfloat16, which has the range of float32.",
     )
 
 
