@@ -64,16 +64,21 @@ def square_kernel_errors(kernels: Sequence[Kernel]) -> list[str]:
     Args:
         kernels: All matrices of the plan.
     """
+    # For each style of key: matrices that show the outputs first (True) or the inputs first.
+    shown: dict[bool | None, dict[bool, Kernel]] = {True: {}, False: {}, None: {}}
+    told: dict[bool | None, dict[bool, Kernel]] = {True: {}, False: {}, None: {}}
+    for kernel in kernels:
+        by_shape = kernel.shown
+        for found, value in ((shown, by_shape), (told, by_shape), (told, kernel.given)):
+            if value is not None:
+                found[kernel.is_torch].setdefault(value, kernel)
     errors = []
     for kernel in kernels:
         if kernel.given is not None or not kernel.is_square:
             continue
-        others = [one for one in kernels if one.is_torch is kernel.is_torch]
-        wrong = not kernel.transposed
-        against = next((one for one in others if wrong in (one.given, one.shown)), None)
+        against = told[kernel.is_torch].get(not kernel.transposed)
         is_clear = kernel.is_torch is not None or not kernel.transposed
-        confirmed = any(one.shown is kernel.transposed for one in others)
-        if against is None and (is_clear or confirmed):
+        if against is None and (is_clear or kernel.transposed in shown[kernel.is_torch]):
             continue
         key, shape = kernel.step.key, kernel.step.entry.shape
         if against is not None:
