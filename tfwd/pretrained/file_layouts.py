@@ -38,7 +38,7 @@ from tfwd.pretrained.torch_layouts import (
     layout_of,
 )
 from tfwd.pretrained.unknown_layouts import unknown_layout
-from tfwd.pretrained.unknown_orders import missing_order, wrong_shape
+from tfwd.pretrained.unknown_orders import missing_order, wrong_option
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
 _KERAS_ENDINGS = (".kernel", ".moving_mean", ".moving_variance", ".embeddings")
@@ -103,7 +103,7 @@ class FileLayouts:
         else:
             given = orders_in_keras(key, of_model)
             layout = inputs_first_layout(target, given, self._source.entries[name].shape)
-            error = wrong_shape(target, key, of_model)
+            error = wrong_option(target, key, of_model)
             if not error and key.transposed is False and not self._has_keras_names(target, name):
                 error = missing_order(target, key, self._options(target, key), of_model)
         shape = self._source.entries[name].shape

@@ -44,7 +44,7 @@ def unknown_order(
         orders: Orders of the features that the owner takes and returns.
         of_model: Orders that the model shows, without the key.
     """
-    if error := _useless_option(target, key, of_model) or wrong_shape(target, key, of_model):
+    if error := wrong_option(target, key, of_model):
         return error
     found = list(feature_orders(target, orders))
     for axis, (side, order) in enumerate(zip(feature_sides(target), found, strict=True)):
@@ -71,6 +71,11 @@ def unknown_order(
     if unknown:
         return _advice(target, key, unknown, of_model)
     return None
+
+
+def wrong_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
+    """Returns the error for an option of a key without effect, or that the model contradicts."""
+    return _useless_option(target, key, of_model) or _wrong_shape(target, key, of_model)
 
 
 def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
@@ -174,7 +179,7 @@ def _can_reorder(target: Target, side: Side) -> bool:
     return side == "inputs" or not is_of_features
 
 
-def wrong_shape(target: Target, key: Key, of_model: LayerOrders) -> str | None:
+def _wrong_shape(target: Target, key: Key, of_model: LayerOrders) -> str | None:
     """Returns the error for a shape in a key that the model contradicts; None without one."""
     for side, option in OPTIONS.items():
         given = getattr(key, option)
