@@ -87,7 +87,7 @@ def test_an_inner_model_without_weights_trains_as_without_the_callback(kind, mod
 @quick_rows("graph")
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_the_first_step_of_an_inner_model_without_weights_is_skipped(mode):
-    """The weights are those of a fit without the first batch."""
+    """Checks that the weights equal the weights of a fit without the first batch."""
     x, y = data(3)
     others = x[8:].copy()
     x[3] = np.nan

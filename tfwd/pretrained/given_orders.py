@@ -37,9 +37,9 @@ class GivenOrder(NamedTuple):
 def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     """Returns the order that a shape of PyTorch gives.
 
-    If the model shows the axes in Keras, PyTorch has either the same axes in the same order, or the
-    last axis of Keras first. The shape shows which. Without axes in Keras, the shape is that of an
-    image with the channels first.
+    If the model shows the axes in Keras, PyTorch has these axes in the same order, or the last of
+    these axes first. The shape shows which order PyTorch has. If the model does not show the axes,
+    the shape describes an image with the channels first.
 
     Args:
         shape: Shape in PyTorch. () if PyTorch has the same order.
