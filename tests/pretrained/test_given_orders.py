@@ -156,7 +156,7 @@ def test_a_recurrent_layer_whose_outputs_become_an_image(kind, tmp_path):
     with pytest.raises(PlanError, match="cell/kernel': its outputs become an image after 'r'"):
         load(model, saved(tmp_path, stored, CONV), mapping=keys)
     stored["r.weight_ih"] = before[0]
-    keys["/.*cell/kernel"] = Key("r.weight_ih", transposed=False)
+    keys["/.*cell/kernel"] = Key("r.weight_ih", transposed=False, unflattened=())
     with pytest.raises(PlanError, match="recurrent_kernel': its outputs become an image"):
         load(model, saved(tmp_path, stored, CONV), mapping=keys)
     stored["r.weight_hh"] = before[1]
@@ -288,7 +288,8 @@ def test_advice_for_a_subclass_whose_outputs_become_an_image(advice, tmp_path):
     elif advice == "()":
         kernel, other = {"flattened": (), "unflattened": ()}, {"unflattened": ()}
     else:
-        kernel = other = {"transposed": False}
+        kernel = {"transposed": False, "flattened": (), "unflattened": ()}
+        other = {"transposed": False, "unflattened": ()}
         stored["f.weight"] = w.T
     if advice != "channels first":
         features = ((x @ w.T + b) * v).reshape(2, 2, 3, 4)

@@ -108,7 +108,7 @@ def test_outputs_that_become_an_image_in_an_unknown_order(make, tmp_path):
     weight = RNG.normal(size=(7, 12) if make is table_of_images else (outputs, 5))
     bias = {} if make is table_of_images else {"d.bias": RNG.normal(size=outputs)}
     saved(tmp_path, {"d.weight": weight}, bias)
-    with pytest.raises(PlanError, match=r"map to Key\(.d(.weight)?., transposed=False\)"):
+    with pytest.raises(PlanError, match=r"map to Key\(.d(.weight)?., transposed=False, .*\(\)"):
         load(model, tmp_path, mapping={"d": "d"})
 
 

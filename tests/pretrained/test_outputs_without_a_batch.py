@@ -64,11 +64,12 @@ def test_a_kernel_in_keras_order(tmp_path):
     model(X)
     weight = RNG.normal(size=(126, 5))  # of a PyTorch model: 7 outputs, 3 inputs, 3 rows, 2 columns
     in_keras = np.transpose(weight.reshape(7, 3, 3, 2, 5), (2, 3, 1, 0, 4)).reshape(126, 5).T
-    load(
-        model,
-        saved(tmp_path, {"k.weight": in_keras}),
-        mapping={"k": Key("k", transposed=False)},
-    )
+    saved(tmp_path, {"k.weight": in_keras})
+    with pytest.raises(
+        PlanError, match=r"also give flattened=\(\) if the file has the features in"
+    ):
+        load(model, tmp_path, mapping={"k": Key("k", transposed=False)})
+    load(model, tmp_path, mapping={"k": Key("k", transposed=False, flattened=(), unflattened=())})
     kernel = weight.sum(1).reshape(7, 3, 3, 2)
     expected = np.zeros((2, 2, 5, 7))
     for i, j in np.ndindex(2, 5):

@@ -6,9 +6,6 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import keras
-
-from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
@@ -20,10 +17,11 @@ from tfwd.pretrained.given_orders import (
     OPTIONS,
     Features,
     conflicting_orders,
-    orders_in_keras,
     with_given,
+    with_given_in_keras,
 )
-from tfwd.pretrained.key_rules import Key, style_of_copy
+from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.key_styles import Choices, KeyStyles
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
 from tfwd.pretrained.sources.base import Source
@@ -38,15 +36,7 @@ from tfwd.pretrained.torch_layouts import (
     layout_of,
 )
 from tfwd.pretrained.unknown_layouts import unknown_layout
-from tfwd.pretrained.unknown_orders import missing_order, wrong_option
-
-# Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
-_KERAS_ENDINGS = (".kernel", ".moving_mean", ".moving_variance", ".embeddings")
-_TORCH_ENDINGS = (".weight", ".running_mean", ".running_var", ".num_batches_tracked")
-
-# By path of a variable: its key in the mapping, and its possible keys in the file, as
-# `possible_keys` returns them.
-Choices = Mapping[str, tuple[Key, dict[str, bool | None]]]
+from tfwd.pretrained.unknown_orders import missing_order, unknown_order
 
 
 class FileLayouts:
@@ -76,6 +66,7 @@ class FileLayouts:
         self._of_owner: dict[int, list[Target]] = {}
         for target in targets:
             self._of_owner.setdefault(id(target.owner), []).append(target)
+        self._styles = KeyStyles(source, self._of_owner, choices, prefix, keys)
 
     def layout(self, target: Target, name: str) -> tuple[Layout, str | None]:
         """Returns the layout in which the file has a variable, and an error, or None.
@@ -86,7 +77,7 @@ class FileLayouts:
         """
         key, _ = self._choices[target.path]
         of_model = self._orders_of_model(target)
-        transposed = self._is_transposed(target, key, name)
+        transposed = self._styles.is_transposed(target, key, name)
         gain_of = self._weight_of_gain(target)
         if error := wrong_recurrent_bias(
             target, key, transposed, self._prefix, self._source.entries
@@ -101,15 +92,16 @@ class FileLayouts:
                 key = dataclasses.replace(key, name=name.removeprefix(self._prefix))
             error = unknown_layout(target, key, orders, of_model)
         else:
-            given = orders_in_keras(key, of_model)
-            layout = inputs_first_layout(target, given, self._source.entries[name].shape)
-            error = wrong_option(target, key, of_model)
-            if not error and key.transposed is False and not self._has_keras_names(target, name):
+            orders = self._orders_at(target, key, inputs_first=True)
+            layout = inputs_first_layout(target, orders, self._source.entries[name].shape)
+            error = unknown_order(target, key, orders, of_model)
+            is_clear = key.transposed is None or self._styles.is_keras_name(target, name)
+            if not (error or is_clear):
                 error = missing_order(target, key, self._options(target, key), of_model)
         shape = self._source.entries[name].shape
         if gain_of is not None and math.prod(shape) == max(shape, default=0) == target.shape[0]:
             layout = dataclasses.replace(layout, shape=shape)  # PyTorch has (outputs, 1, 1)
-        return layout, error or self._mixed_names(target, key, name, of_model)
+        return layout, error or self._styles.mixed_names(target, key, name, of_model)
 
     def square_kernels(self, steps: Sequence[Step]) -> list[str]:
         """Returns the errors of square kernels whose order of axes in the file is not known.
@@ -120,8 +112,8 @@ class FileLayouts:
         kernels = []
         for step in filter(is_matrix, steps):
             key = self._choices[step.target.path][0]
-            style = self._styles(step.target)[step.key]
-            transposed = self._is_transposed(step.target, key, step.key)
+            style = self._styles.of(step.target)[step.key]
+            transposed = self._styles.is_transposed(step.target, key, step.key)
             kernels.append(Kernel(step, style, key.transposed, transposed))
         return square_kernel_errors(kernels)
 
@@ -134,46 +126,69 @@ class FileLayouts:
         return conflicting_orders([one for step in steps for one in self._features(step)])
 
     def _features(self, step: Step) -> Iterator[Features]:
-        """Yields the features that a weight in PyTorch's order has on its axes."""
+        """Yields the features that a weight has on its axes, with their order in the file."""
         target, key = step.target, self._choices[step.target.path][0]
-        if not (has_known_use(target) and self._is_transposed(target, key, step.key)):
+        if not has_known_use(target):
             return
         of_model, options = self._orders_of_model(target), self._options(target, key)
-        orders = feature_orders(target, self._orders_at(target, key))
+        inputs_first = not self._styles.is_transposed(target, key, step.key)
+        orders = feature_orders(target, self._orders_at(target, key, inputs_first))
         for side, order in zip(feature_sides(target), orders, strict=True):
             if side in of_model.axes and not isinstance(order, UnknownFeatureOrder):
-                is_own = getattr(key, OPTIONS[side]) is not None
-                axis = of_model.axes[side]
-                yield Features(axis, order, target.path, OPTIONS[side], options[side], is_own)
+                axis, option, shape = of_model.axes[side], OPTIONS[side], options[side]
+                is_own = getattr(key, option) is not None
+                yield Features(axis, order, target.path, option, shape, is_own, inputs_first)
 
     def _orders_of_model(self, target: Target) -> LayerOrders:
         """Returns the orders at the owner of a variable that the model shows."""
         return self._orders.get(id(unwrapped(target.owner))) or LayerOrders()
 
-    def _orders_at(self, target: Target, key: Key) -> LayerOrders:
-        """Returns the orders at the owner of a variable, with those that the mapping gives."""
+    def _orders_at(self, target: Target, key: Key, inputs_first: bool = False) -> LayerOrders:
+        """Returns the orders at the owner of a variable, with those that the mapping gives.
+
+        Args:
+            target: The variable.
+            key: Its key in the mapping.
+            inputs_first: bool. True if the file has the tensor in Keras's order of axes. It then
+                has PyTorch's order of features only if the mapping gives a shape. Default False.
+        """
         of_model = self._orders_of_model(target)
         if not has_known_use(target):
-            return self._orders_of_unknown_use(target, key, of_model)
+            return self._orders_of_unknown_use(target, key, of_model, inputs_first)
         options = self._options(target, key)
-        return with_given(of_model, options["inputs"], options["outputs"])
+        given = with_given_in_keras if inputs_first else with_given
+        return given(of_model, options["inputs"], options["outputs"])
 
     def _options(self, target: Target, key: Key) -> dict[Side | None, tuple[int, ...] | None]:
         """Returns the shapes that the mapping gives for the sides of a weight's layer.
 
         A shape for one weight of a layer also counts for its other weights without one, if tfwd
-        knows how the layer uses them.
+        knows how the layer uses them. But () beside `transposed=False` states that one tensor is in
+        Keras's order, so it does not count for a tensor in PyTorch's order.
         """
-        flattened, unflattened = key.flattened, key.unflattened
+        found: dict[Side | None, tuple[int, ...] | None] = {
+            side: getattr(key, option) for side, option in OPTIONS.items()
+        }
         for other in self._of_owner[id(target.owner)] if has_known_use(target) else ():
-            if other.path in self._choices and has_known_use(other):
-                of_other = self._choices[other.path][0]
-                flattened = of_other.flattened if flattened is None else flattened
-                unflattened = of_other.unflattened if unflattened is None else unflattened
-        return {"inputs": flattened, "outputs": unflattened}
+            if other.path not in self._choices or not has_known_use(other):
+                continue
+            of_other = self._choices[other.path][0]
+            for side, option in OPTIONS.items():
+                shape = getattr(of_other, option)
+                if found[side] is None and (
+                    shape or of_other.transposed is not False or self._is_in_keras_order(target)
+                ):
+                    found[side] = shape
+        return found
+
+    def _is_in_keras_order(self, target: Target) -> bool:
+        """Returns True if the file has a variable in Keras's order of axes."""
+        key, names = self._choices.get(target.path, (Key(""), {}))
+        name = next((n for n in (self._prefix + each for each in names) if n in self._keys), None)
+        return not self._styles.is_transposed(target, key, name)
 
     def _orders_of_unknown_use(
-        self, target: Target, key: Key, of_model: LayerOrders
+        self, target: Target, key: Key, of_model: LayerOrders, inputs_first: bool
     ) -> LayerOrders:
         """Returns the orders at a weight of a user's layer, such as one that a subclass adds.
 
@@ -188,6 +203,8 @@ class FileLayouts:
                 f"'{target.path}' by itself"
             )
             return LayerOrders(unknown, of_model.outputs and unknown)
+        if inputs_first and not is_given:
+            return LayerOrders()
         if not is_given:
             unknown = UnknownFeatureOrder(
                 f"tfwd does not know how '{target.owner.name}' uses it on flattened features"
@@ -197,33 +214,11 @@ class FileLayouts:
                 for order in (of_model.inputs, of_model.outputs)
             )
             return LayerOrders(inputs, outputs)
-        orders = with_given(of_model, key.flattened, key.unflattened)
-        if len(target.shape) == 1 and is_given:  # its only axis
+        given = with_given_in_keras if inputs_first else with_given
+        orders = given(of_model, key.flattened, key.unflattened)
+        if len(target.shape) == 1:  # its only axis
             return LayerOrders(orders.inputs if key.flattened is not None else orders.outputs)
         return orders
-
-    def _is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
-        """Returns True if the file has the outputs of a kernel first.
-
-        Args:
-            target: The variable.
-            key: Its key in the mapping.
-            name: str. Its key in the file. None if the file has no such key.
-        """
-        if key.transposed is not None:
-            return key.transposed
-        transposed = None if name is None else self._styles(target)[name]
-        if transposed is None:
-            transposed = self._source.transposed
-        if len(target.shape) != 1 and target.name != "bias":
-            return transposed
-        is_gru = isinstance(target.owner, keras.layers.GRUCell)
-        depends = is_gru or self._orders_at(target, key) != LayerOrders()
-        options = self._options(target, key)
-        if any(options.get(side) is not None for side in feature_sides(target)):
-            return transposed  # the mapping gives the order of its features
-        # "bias" is a name in both libraries.
-        return transposed and not (depends and self._has_keras_kernel(target))
 
     def _weight_of_gain(self, target: Target) -> tuple[Target, int] | None:
         """Returns the weight of a gain of `WeightNorm`, and its axis; None for other variables."""
@@ -242,11 +237,10 @@ class FileLayouts:
             weight: Its weight.
             axis: int. The axis of the weight with an entry of the gain for each of its positions.
         """
-        key, names = self._choices.get(weight.path, (Key(""), {}))
-        name = next((n for n in (self._prefix + each for each in names) if n in self._keys), None)
         layout = Layout.unchanged(target.shape)
-        if not self._is_transposed(weight, key, name):
+        if self._is_in_keras_order(weight):
             return layout, None
+        key, _ = self._choices.get(weight.path, (Key(""), {}))
         found = layout_along(layout_of(weight, self._orders_at(weight, key)), axis)
         if found is None:
             return layout, (
@@ -255,61 +249,3 @@ class FileLayouts:
                 "order, and map to Key(..., transposed=False)"
             )
         return found, None
-
-    def _styles(self, target: Target) -> dict[str, bool | None]:
-        """Returns the style of each key of a variable, and of each copy, as in `possible_keys`."""
-        key, names = self._choices[target.path]
-        copies = {copy: style_of_copy(target, copy, names) for copy in key.copies}
-        return {self._prefix + name: is_torch for name, is_torch in {**copies, **names}.items()}
-
-    def _mixed_names(self, target: Target, key: Key, name: str, orders: LayerOrders) -> str | None:
-        """Returns the error for a key with a name of Keras in a file with names of PyTorch.
-
-        It may be a parameter of PyTorch that is called "scale" or "gamma", so PyTorch's order of a
-        flattened image is possible.
-        """
-        if key.transposed is not None or self._styles(target)[name] is not False:
-            return None
-        is_clear = any(other.endswith(_KERAS_ENDINGS) for other in self._source.entries)
-        if is_clear and _keras.is_of_keras(type(target.owner)):
-            return None
-        other = next((k for k in self._source.entries if k.endswith(_TORCH_ENDINGS)), None)
-        if other is None or not any(feature_orders(target, orders)):
-            return None
-        return (
-            f"'{target.path}': the model flattens an image for this weight. The key '{name}' ends "
-            f"as in Keras, but '{other}' in the same file ends as in PyTorch: map to "
-            f"Key({key.name!r}, transposed=True) if the file has PyTorch's order of axes; "
-            "otherwise map to Key(..., transposed=False)"
-        )
-
-    def _has_keras_names(self, target: Target, name: str) -> bool:
-        """Returns True if a key, or another key of the layer, ends with Keras's name of a weight.
-
-        Args:
-            target: The variable.
-            name: str. Its key in the file.
-        """
-        if self._styles(target)[name] is False:
-            return True
-        return target.name == "bias" and self._has_keras_kernel(target, by_names=True)
-
-    def _has_keras_kernel(self, target: Target, by_names: bool = False) -> bool:
-        """Returns True if the file has another weight of the same layer in Keras's style.
-
-        Args:
-            target: The variable.
-            by_names: bool. Only names count, and not `transposed=False`. Default False.
-        """
-        for other in self._of_owner[id(target.owner)]:
-            if other.path not in self._choices:
-                continue
-            given = self._choices[other.path][0].transposed
-            if given is False and not by_names:
-                return True
-            if given is not True and any(
-                is_torch is False and name in self._keys
-                for name, is_torch in self._styles(other).items()
-            ):
-                return True
-        return False

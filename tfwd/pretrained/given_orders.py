@@ -17,7 +17,6 @@ from tfwd.pretrained.flatten_order.orders import (
     Shape,
     flattened_image,
 )
-from tfwd.pretrained.key_rules import Key
 
 OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
 
@@ -100,15 +99,14 @@ def with_given(
     return LayerOrders(inputs, outputs)
 
 
-def orders_in_keras(key: Key, of_model: LayerOrders) -> LayerOrders:
+def with_given_in_keras(
+    of_model: LayerOrders, flattened: Shape | None, unflattened: Shape | None
+) -> LayerOrders:
     """Returns the orders of the features of a tensor with its axes in Keras's order.
 
-    Such a tensor has PyTorch's order of features only if its key gives a shape.
+    Such a tensor has PyTorch's order of features only if the mapping gives a shape.
     """
-    return LayerOrders(
-        given_order(key.flattened or (), "inputs", of_model).order,
-        given_order(key.unflattened or (), "outputs", of_model).order,
-    )
+    return with_given(of_model, flattened or (), unflattened or ())
 
 
 class Features(NamedTuple):
@@ -121,6 +119,7 @@ class Features(NamedTuple):
         option: str. Name of the option of a key that gives the order.
         shape: tuple of int. Shape that the mapping gives, or None.
         is_own: bool. True if the weight's own key has the shape.
+        in_keras: bool. True if the file has the weight in Keras's order of axes.
     """
 
     axis: int
@@ -129,6 +128,7 @@ class Features(NamedTuple):
     option: str
     shape: Shape | None
     is_own: bool
+    in_keras: bool
 
 
 def conflicting_orders(found: Sequence[Features]) -> list[str]:
@@ -146,6 +146,12 @@ def conflicting_orders(found: Sequence[Features]) -> list[str]:
         first = given.get(one.axis)
         if first is None or same_order(one.order, first.order):
             continue
+        if (
+            one.is_own
+            and first.is_own
+            and any(each.in_keras and not each.shape for each in (one, first))
+        ):
+            continue  # the file has one of them in Keras's order, and the other in PyTorch's
         advice = f"give {one.option}= for '{one.path}' too"
         if one.is_own:
             advice = f"but its key has {one.option}={one.shape}: give the same order"

@@ -18,6 +18,7 @@ from tfwd.pretrained.key_rules import (
     copies_of,
     find_prefix,
     possible_keys,
+    separator_of,
 )
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
@@ -62,6 +63,7 @@ class KeyMatching:
         family = KeyRules(family_rules.keys if family_rules else {})
         # By path of a variable: its key in the mapping, and its possible keys in the file.
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
+        separator = separator_of(self._keys)
         for target in targets:
             found = rules.keys(target) or family.keys(target)
             if mapping is None and not found:
@@ -80,7 +82,7 @@ class KeyMatching:
                 )
             if found:
                 _, key, is_layer = found[0]
-                possible = possible_keys(target, key, is_layer)
+                possible = possible_keys(target, key, is_layer, separator)
                 if is_layer:
                     key = dataclasses.replace(key, copies=copies_of(key, possible))
                 self._choices[target.path] = key, possible

@@ -180,13 +180,23 @@ class KeyRules:
         }
 
 
-def possible_keys(target: Target, key: Key, is_layer: bool) -> dict[str, bool | None]:
+def separator_of(keys: Iterable[str]) -> str:
+    """Returns the character between the components of a file's keys: "/" or "."."""
+    used = set().union(*keys)
+    return "/" if "/" in used and "." not in used else "."
+
+
+def possible_keys(
+    target: Target, key: Key, is_layer: bool, separator: str = "."
+) -> dict[str, bool | None]:
     """Returns the possible keys of a variable in a file, without the prefix.
 
     Args:
         target: The variable.
         key: Key from the mapping.
         is_layer: bool. True if `key` is the key of the variable's layer.
+        separator: str. The character between the components of a key, if the mapping's key has only
+            one component. Default ".".
 
     Returns:
         dict from each key to True for PyTorch's style, False for Keras's style, and None if the
@@ -195,7 +205,8 @@ def possible_keys(target: Target, key: Key, is_layer: bool) -> dict[str, bool | 
     if not is_layer:
         last = re.split(r"[./]", key.name)[-1]
         return {key.name: _is_torch_style(target, key.name, last)}
-    separator = "/" if "/" in key.name and "." not in key.name else "."
+    if not {"/", "."}.isdisjoint(key.name):
+        separator = "." if "." in key.name else "/"
     if target.name not in _NAMES_IN_FILES:
         name = f"{key.name}{separator}{target.name}"
         return {name: _is_torch_style(target, name, target.name)}

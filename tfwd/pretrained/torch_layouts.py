@@ -87,6 +87,8 @@ def inputs_first_layout(target: Target, given: LayerOrders, in_file: Shape) -> L
         if given != LayerOrders() or (len(shape) > 2 and in_file == tuple(matrix)):
             found = einsum_layout(target, given.inputs, given.outputs, inputs_first=True)
             return found or Layout.unchanged(shape)
+    if is_in_einsum(target) and in_file == (math.prod(shape),):  # a bias of PyTorch
+        return einsum_layout(target, None, given.outputs) or Layout.unchanged(shape)
     inputs, outputs = feature_orders(target, given)
     if len(shape) not in (1, 2) or not any(
         isinstance(order, FlattenedAxes) for order in (inputs, outputs)

@@ -9,7 +9,7 @@ from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import MATRICES, is_known_layout
-from tfwd.pretrained.unknown_orders import unknown_order
+from tfwd.pretrained.unknown_orders import in_keras_order, unknown_order
 
 
 def unknown_layout(
@@ -47,10 +47,7 @@ def unknown_layout(
         return None
     start += ", and tfwd does not know PyTorch's order of axes for this layer"
     if len(shape) != 2 or isinstance(owner, ORDER_PRESERVING_LAYERS):  # it has no outputs
-        return (
-            f"{start}: write {shape} to the file in Keras's order of axes, and map to "
-            f"Key({key.name!r}, transposed=False)"
-        )
+        return f"{start}: {in_keras_order(target, key, of_model)}"
     if is_given:
         return None
     return (

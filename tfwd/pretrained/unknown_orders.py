@@ -44,7 +44,7 @@ def unknown_order(
         orders: Orders of the features that the owner takes and returns.
         of_model: Orders that the model shows, without the key.
     """
-    if error := wrong_option(target, key, of_model):
+    if error := _useless_option(target, key, of_model) or _wrong_shape(target, key, of_model):
         return error
     found = list(feature_orders(target, orders))
     for axis, (side, order) in enumerate(zip(feature_sides(target), found, strict=True)):
@@ -57,7 +57,7 @@ def unknown_order(
             found[axis] = UnknownFeatureOrder(
                 f"its {side} are several flattened images of {order.shape}"
             )
-    if error := _unfit_parts(target, key, found):
+    if error := _unfit_parts(target, key, found, of_model):
         return error
     if is_in_einsum(target) and isinstance(found[0], JoinedFeatures):
         terms = einsum_terms(target.owner)
@@ -73,11 +73,6 @@ def unknown_order(
     return None
 
 
-def wrong_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
-    """Returns the error for an option of a key without effect, or that the model contradicts."""
-    return _useless_option(target, key, of_model) or _wrong_shape(target, key, of_model)
-
-
 def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
     """Returns the error for an option of a key that has no effect; None if there is none."""
     sides = feature_sides(target)
@@ -90,8 +85,17 @@ def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | No
         if getattr(key, option) and side in sides and not _can_reorder(target, side):
             return (
                 f"'{target.path}' is {target.shape}, and {option}= reorders no such weight of a "
-                f"{type(target.owner).__name__}: {_in_keras(key)}"
+                f"{type(target.owner).__name__}: {in_keras_order(target, key, of_model)}"
             )
+    if (
+        None not in (key.flattened, key.unflattened)
+        and len(target.shape) == 1
+        and None not in sides
+    ):
+        return (
+            f"'{target.path}' has one axis: give flattened= or unflattened= of Key({key.name!r}), "
+            "not both"
+        )
     is_empty = key.flattened == () and key.unflattened is None
     is_about_outputs = of_model.inputs is None and of_model.outputs is not None
     if is_empty and is_about_outputs and "outputs" in sides:
@@ -103,18 +107,20 @@ def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | No
     return None
 
 
-def _unfit_parts(target: Target, key: Key, found: Sequence[FeatureOrder]) -> str | None:
+def _unfit_parts(
+    target: Target, key: Key, found: Sequence[FeatureOrder], of_model: LayerOrders
+) -> str | None:
     """Returns the error for orders that do not divide into the axes of a weight, or None."""
     inputs, outputs = found
     if isinstance(inputs, JoinedFeatures) and len(inputs.rows) != target.shape[0]:
         return (
             f"'{target.path}' is {target.shape}, and its {len(inputs.rows)} features are joined: "
-            f"{_in_keras(key)}"
+            f"{in_keras_order(target, key, of_model)}"
         )
     if is_in_einsum(target) and einsum_layout(target, inputs, outputs) is None:
         return (
             f"'{target.path}' is {target.shape}, and PyTorch has no weight for a part of the axes "
-            f"of an image: {_in_keras(key)}"
+            f"of an image: {in_keras_order(target, key, of_model)}"
         )
     return None
 
@@ -138,7 +144,7 @@ def _advice(
     if not all(_can_reorder(target, side) for side in unknown):
         return (
             f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the axes in the same order; "
-            f"otherwise {_in_keras(key)}"
+            f"otherwise {in_keras_order(target, key, of_model)}"
         )
     if len(unknown) > 1 and len(target.shape) == 1:
         return (
@@ -152,20 +158,23 @@ def _advice(
         return (
             f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has axes of {sizes} here, "
             f"as Keras has; or to Key(..., {option}={channels_first}) if it has axes of "
-            f"{channels_first}. Otherwise {_in_keras(key)}"
+            f"{channels_first}. Otherwise {in_keras_order(target, key, of_model)}"
         )
     shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
-    rest = f". Otherwise {_in_keras(key)}" if "outputs" in unknown else ""
+    rest = f". Otherwise {in_keras_order(target, key, of_model)}" if "outputs" in unknown else ""
     return (
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
         f" if PyTorch has the same order{rest}"
     )
 
 
-def _in_keras(key: Key) -> str:
+def in_keras_order(target: Target, key: Key, of_model: LayerOrders) -> str:
+    """Returns the advice to write a tensor in Keras's order, with the options that state it."""
+    shown = [side for side in feature_sides(target) if side and of_model.of(side) is not None]
+    options = "".join(f", {OPTIONS[side]}=()" for side in shown)
     return (
-        f"write the tensor to the file in Keras's order of axes, and map to Key({key.name!r}, "
-        "transposed=False)"
+        f"write {target.shape} to the file in Keras's order of axes, and map to Key({key.name!r}, "
+        f"transposed=False{options})"
     )
 
 
@@ -186,7 +195,11 @@ def _wrong_shape(target: Target, key: Key, of_model: LayerOrders) -> str | None:
         if given is None or side not in feature_sides(target):
             continue
         if problem := given_order(given, side, of_model).problem:
-            rest = "" if problem.endswith("omit it") else f". Otherwise {_in_keras(key)}"
+            rest = (
+                ""
+                if problem.endswith("omit it")
+                else f". Otherwise {in_keras_order(target, key, of_model)}"
+            )
             return f"'{target.path}': {option}={given} of Key({key.name!r}) {problem}{rest}"
     return None
 
@@ -203,7 +216,11 @@ def missing_order(
         target, key, of_model: As in `unknown_order`.
         options: Shapes that the mapping gives, by the side of the layer.
     """
-    for side in feature_sides(target):
+    sides = feature_sides(target)
+    is_either = len(target.shape) == 1 and None not in sides  # its only axis has one order
+    if is_either and any(options[side] is not None for side in sides):
+        return None
+    for side in sides:
         shown = None if side is None else of_model.of(side)
         if side is None or options[side] is not None:
             continue
@@ -216,6 +233,11 @@ def missing_order(
                 f"{start} {OPTIONS[side]}={shown.torch_shape} in the key {key.name!r} if the file "
                 f"has the features in PyTorch's order; or {same}"
             )
+        if isinstance(shown, UnknownFeatureOrder):
+            advice = f"'{target.path}': {shown.reason}. In the key {key.name!r}, also give {same}"
+            if not _can_reorder(target, side):
+                return advice
+            return f"{advice}. Otherwise, {_SHAPES[side]} as {OPTIONS[side]}="
     return None
 
 

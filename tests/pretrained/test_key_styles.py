@@ -1,0 +1,157 @@
+"""Tests of whose order a tensor has by the name of its key: PyTorch's order or Keras's.
+
+Oracles: NumPy with the formula of the layers, and PyTorch's order of a flattened image, which has
+the channels first.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from safetensors.numpy import save_file
+
+from tfwd.pretrained import Key, PlanError, load
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 2, 3, 4)).astype("float32")
+FLAT = {"keras": X.reshape(2, 24), "torch": X.transpose(0, 3, 1, 2).reshape(2, 24)}
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype("float32")
+
+
+def head(*parts, to_image=False):
+    """Model on an image `[2, 3, 4]`, whose parts are behind `Flatten`; or that makes an image."""
+    if to_image:
+        return keras.Sequential(
+            [keras.Input((5,)), *parts, layers.Reshape((2, 3, 4)), layers.AveragePooling2D(1)]
+        )
+    first = layers.AveragePooling2D(1)  # an image in both libraries
+    return keras.Sequential([keras.Input((2, 3, 4)), first, layers.Flatten(), *parts])
+
+
+def saved(folder, kind, tensors):
+    path = folder / f"weights.{kind}"
+    if kind == "npz":
+        np.savez(path, **tensors)
+    else:
+        save_file(tensors, path)
+    return path
+
+
+def test_a_bias_beside_a_kernel_with_an_unclear_name(tmp_path):
+    """An npz file has Keras's order by default: "bias" has the order of the kernel "W"."""
+    w, b, x = normal(5, 24), normal(24), normal(2, 5)
+    model = head(layers.Dense(24, name="f"), to_image=True)
+    path = saved(tmp_path, "npz", {"f.W": w, "f.bias": b})
+    load(model, path, mapping={"f/kernel": "f.W", "f/bias": "f.bias"})
+    np.testing.assert_allclose(model(x), (x @ w + b).reshape(2, 2, 3, 4), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_a_normalization_with_names_of_flax(kind, separator, tmp_path):
+    """Flax calls gamma "scale" and beta "bias", and has images as Keras has them."""
+    names = {"gamma": "scale", "beta": "bias", "moving_mean": "mean", "moving_variance": "var"}
+    values = {name: normal(24) for name in names.values()}
+    values["var"] = np.abs(values["var"]) + 0.5
+    w, b = normal(24, 5), normal(5)
+    model = head(layers.BatchNormalization(name="n", epsilon=1e-3), layers.Dense(5, name="f"))
+    tensors = {separator.join(("n", name)): value for name, value in values.items()}
+    tensors |= {separator.join(("f", "kernel")): w, separator.join(("f", "bias")): b}
+    mapping = {f"n/{ours}": separator.join(("n", name)) for ours, name in names.items()}
+    mapping |= {f"f/{name}": separator.join(("f", name)) for name in ("kernel", "bias")}
+    load(model, saved(tmp_path, kind, tensors), mapping=mapping)
+    normalized = (FLAT["keras"] - values["mean"]) / np.sqrt(values["var"] + 1e-3)
+    features = normalized * values["scale"] + values["bias"]
+    np.testing.assert_allclose(model(X), features @ w + b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_normalization_with_names_of_pytorch_beside_an_unclear_kernel(tmp_path):
+    """Checks that "bias" has the order of the "weight" beside it, and not of other layers."""
+    gamma, beta, w, b = normal(24), normal(24), normal(5, 24), normal(5)
+    model = head(layers.BatchNormalization(name="n", epsilon=1e-3), layers.Dense(5, name="f"))
+    tensors = {"n.weight": gamma, "n.bias": beta, "f.weight": w, "f.bias": b}
+    tensors |= {"n.running_mean": np.zeros(24), "n.running_var": np.ones(24)}
+    load(model, saved(tmp_path, "npz", tensors), mapping={"n": "n", "f": "f"})
+    features = FLAT["torch"] / np.sqrt(1.001) * gamma + beta
+    np.testing.assert_allclose(model(X), features @ w.T + b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_normalization_beside_a_kernel_in_keras_order(tmp_path):
+    """Checks that features whose order one key states need a statement for the other weights."""
+    gamma, beta, w = normal(24), normal(24), normal(24, 5)
+    norm = layers.BatchNormalization(name="n", epsilon=1e-3)
+    model = head(norm, layers.Dense(5, use_bias=False, name="f"))
+    tensors = {"n.weight": gamma, "n.bias": beta, "f.weight": w}
+    tensors |= {"n.running_mean": np.zeros(24), "n.running_var": np.ones(24)}
+    path = saved(tmp_path, "safetensors", tensors)
+    mapping = {"n": "n", "f": Key("f", transposed=False, flattened=())}
+    with pytest.raises(PlanError, match=r"'n/gamma' has the same features as 'f/kernel'"):
+        load(model, path, mapping=mapping)
+    for order, given in (("torch", (4, 2, 3)), ("keras", ())):
+        load(model, path, mapping={**mapping, "n": Key("n", flattened=given)})
+        expected = np.empty_like(FLAT["keras"])
+        scaled = FLAT[order] / np.sqrt(1.001) * gamma + beta
+        expected = scaled
+        if order == "torch":
+            expected = scaled.reshape(2, 4, 2, 3).transpose(0, 2, 3, 1).reshape(2, 24)
+        np.testing.assert_allclose(model(X), expected @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_counts_for_the_bias_of_a_kernel_with_the_inputs_first(tmp_path):
+    """PyTorch's kernel `[inputs, outputs]`, whose outputs are an image `[4, 2, 3]` there."""
+    w, b, x = normal(5, 24), normal(24), normal(2, 5)
+    model = head(layers.Dense(24, name="f"), to_image=True)
+    path = saved(tmp_path, "safetensors", {"f.weight": w, "f.extra": b})
+    kernel = Key("f.weight", transposed=False, unflattened=(4, 2, 3))
+    load(model, path, mapping={"f/kernel": kernel, "f/bias": Key("f.extra", transposed=False)})
+    expected = (x @ w + b).reshape(2, 4, 2, 3).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class Gain(layers.Layer):
+    """A layer with a factor for each feature."""
+
+    def build(self, shape):
+        self.g = self.add_weight(name="g", shape=(shape[-1],))
+
+    def call(self, x):
+        return x * self.g
+
+
+def test_two_shapes_for_a_vector_of_a_users_layer(tmp_path):
+    model = head(Gain(name="g"))
+    path = saved(tmp_path, "safetensors", {"g.g": normal(24)})
+    both = Key("g.g", flattened=(), unflattened=(4, 2, 3))
+    with pytest.raises(PlanError, match="'g/g' has one axis: give flattened= or unflattened="):
+        load(model, path, mapping={"g/g": both})
+
+
+def test_the_inputs_first_in_an_order_that_nothing_proves(tmp_path):
+    """The channels of an image are merged with its rows, so PyTorch may have another order."""
+    flat = layers.Reshape((12, 2)), layers.Permute((2, 1)), layers.Flatten()
+    model = keras.Sequential(
+        [keras.Input((2, 3, 4)), layers.AveragePooling2D(1), *flat, layers.Dense(5, name="f")]
+    )
+    w, b = normal(24, 5), normal(5)
+    path = saved(tmp_path, "safetensors", {"f.weight": w, "f.bias": b})
+    with pytest.raises(PlanError, match=r"'f/kernel'.*transposed=False, flattened=\(\)\)"):
+        load(model, path, mapping={"f": "f"})
+    with pytest.raises(PlanError, match=r"'f/kernel'.* also give flattened=\(\) if the file has"):
+        load(model, path, mapping={"f": Key("f", transposed=False)})
+    load(model, path, mapping={"f": Key("f", transposed=False, flattened=())})
+    features = X.reshape(2, 12, 2).transpose(0, 2, 1).reshape(2, 24)
+    np.testing.assert_allclose(model(X), features @ w + b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_a_bias_of_an_einsum_beside_a_kernel_of_keras(is_flat, tmp_path):
+    """Keras's attention has a bias of (heads, size), and PyTorch a vector."""
+    layer = layers.EinsumDense("bti,ihs->bths", (None, 2, 3), bias_axes="hs", name="e")
+    model = keras.Sequential([keras.Input((4, 5)), layer])
+    w, b, x = normal(5, 2, 3), normal(2, 3), normal(2, 4, 5)
+    tensors = {"e/kernel": w, "e/bias": b.reshape(6) if is_flat else b}
+    load(model, saved(tmp_path, "safetensors", tensors), mapping={"e": "e"})
+    np.testing.assert_allclose(model(x), np.einsum("bti,ihs->bths", x, w) + b, rtol=1e-4, atol=1e-5)
