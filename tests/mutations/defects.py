@@ -1025,6 +1025,53 @@ DEFECTS = [
     ),
     # Loading pretrained weights
     Defect(
+        "a bias has PyTorch's order beside any kernel",
+        "tfwd/pretrained/key_styles.py",
+        'return None if _ending(name) == "bias" else self.of(target)[name]',
+        "return self.of(target)[name]",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "a file of safetensors always has PyTorch's order",
+        "tfwd/pretrained/key_styles.py",
+        "self._default = source.transposed and not is_of_keras",
+        "self._default = source.transposed",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "a tensor in Keras's order says that PyTorch has the same order",
+        "tfwd/pretrained/file_layouts.py",
+        "shape or of_other.transposed is not False or self._is_in_keras_order(target)",
+        "True",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "no order is asked for beside transposed=False, if nothing proves PyTorch's order",
+        "tfwd/pretrained/unknown_orders.py",
+        "        if isinstance(shown, UnknownFeatureOrder):\n            advice",
+        "        if False:\n            advice",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "features of a tensor in Keras's order are not compared with other weights",
+        "tfwd/pretrained/file_layouts.py",
+        "        inputs_first = not self._styles.is_transposed(target, key, step.key)\n",
+        "        inputs_first = not self._styles.is_transposed(target, key, step.key)\n"
+        "        if inputs_first:\n            return\n",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "a flattened image has its rows and columns exchanged",
+        "tfwd/pretrained/torch_layouts.py",
+        "    first = _split_axis(inputs, shape[0])\n    if len(shape) == 1:",
+        "    first = _split_axis(inputs, shape[0])\n"
+        "    if isinstance(inputs, FlattenedAxes) and len(inputs.shape) == 3:\n"
+        "        rows, columns, channels = inputs.positions\n"
+        "        first = FlattenedAxes(inputs.shape, (columns, rows, channels))\n"
+        "    if len(shape) == 1:",
+        ("tests/pretrained/test_random_models.py",),
+    ),
+    Defect(
         "every rule is tried for every variable",
         "tfwd/path_patterns.py",
         "    if not isinstance(pattern, str) or expression.flags & _CHANGES:",

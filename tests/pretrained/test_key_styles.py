@@ -111,6 +111,21 @@ def test_a_shape_counts_for_the_bias_of_a_kernel_with_the_inputs_first(tmp_path)
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_bias_of_pytorch_beside_a_kernel_in_keras_order(tmp_path):
+    """Checks that () for the kernel says nothing about PyTorch's order of the bias."""
+    w, b, x = normal(5, 24), normal(24), normal(2, 5)
+    model = head(layers.Dense(24, name="f"), to_image=True)
+    path = saved(tmp_path, "safetensors", {"f.weight": w, "f.extra": b})
+    mapping = {"f/kernel": Key("f.weight", transposed=False, unflattened=())}
+    with pytest.raises(PlanError, match=r"'f/bias': .*unflattened=\(4, 2, 3\)"):
+        load(model, path, mapping={**mapping, "f/bias": Key("f.extra", transposed=True)})
+    bias = Key("f.extra", transposed=True, unflattened=(4, 2, 3))
+    load(model, path, mapping={**mapping, "f/bias": bias})
+    moved = b.reshape(4, 2, 3).transpose(1, 2, 0)
+    expected = (x @ w).reshape(2, 2, 3, 4) + moved
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
 class Gain(layers.Layer):
     """A layer with a factor for each feature."""
 
