@@ -137,11 +137,14 @@ class Gain(layers.Layer):
 
 
 def test_two_shapes_for_a_vector_of_a_users_layer(tmp_path):
-    model = head(Gain(name="g"))
-    path = saved(tmp_path, "safetensors", {"g.g": normal(24)})
+    """Checks that one axis has one order. () twice is one order."""
+    model, gains = head(Gain(name="g")), normal(24)
+    path = saved(tmp_path, "safetensors", {"g.g": gains})
     both = Key("g.g", flattened=(), unflattened=(4, 2, 3))
     with pytest.raises(PlanError, match="'g/g' has one axis: give flattened= or unflattened="):
         load(model, path, mapping={"g/g": both})
+    load(model, path, mapping={"g/g": Key("g.g", flattened=(), unflattened=())})
+    np.testing.assert_allclose(model(X), FLAT["keras"] * gains, rtol=1e-5)
 
 
 def test_the_inputs_first_in_an_order_that_nothing_proves(tmp_path):

@@ -87,11 +87,9 @@ def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | No
                 f"'{target.path}' is {target.shape}, and {option}= reorders no such weight of a "
                 f"{type(target.owner).__name__}: {in_keras_order(target, key, of_model)}"
             )
-    if (
-        None not in (key.flattened, key.unflattened)
-        and len(target.shape) == 1
-        and None not in sides
-    ):
+    is_vector = len(target.shape) == 1 and None not in sides
+    given = (key.flattened, key.unflattened)
+    if is_vector and None not in given and any(given):
         return (
             f"'{target.path}' has one axis: give flattened= or unflattened= of Key({key.name!r}), "
             "not both"
