@@ -15,6 +15,7 @@ from tfwd.numerics.bad_step_policy import BadStepPolicy
 from tfwd.numerics.checked_step import tracked
 from tfwd.numerics.leaf_optimizers import leaf_optimizers
 from tfwd.numerics.non_finite_variables import non_finite_paths
+from tfwd.numerics.python_counters import PythonCounters
 
 
 class EpochSnapshot:
@@ -36,6 +37,7 @@ class EpochSnapshot:
     def __init__(self, model: keras.Model, policy: BadStepPolicy, selects: Callable[[str], bool]):
         self._model, self._policy, self._selects = model, policy, selects
         self._rates: list[tuple[Any, float]] = []  # optimizers with their rates in the snapshot
+        self._counters = PythonCounters([])
         self._next_rates: list[tuple[Any, float]] | None = None  # if an epoch has ended
         for leaf in self._leaves():
             if not wrapped_optimizers.has_fixed_rate(leaf):
@@ -63,7 +65,7 @@ class EpochSnapshot:
             for variable in metric.variables
         }
         self._policy.store(v for v in tracked(self._model) if id(v) not in metrics)
-        self._rates = rates
+        self._rates, self._counters = rates, PythonCounters(leaf_optimizers(self._model))
 
     def restore(self) -> str:
         """Restores the snapshot, and lowers the learning rates. Returns the rates as text.
@@ -72,6 +74,7 @@ class EpochSnapshot:
         """
         before = [wrapped_optimizers.initial_rate(leaf) for leaf, _ in self._rates]
         factor = self._policy.leave_behind()
+        self._counters.restore()
         for (leaf, stored), rate in zip(self._rates, before, strict=True):
             lower = stored * factor
             if math.isfinite(rate):  # it includes the factors of earlier restores

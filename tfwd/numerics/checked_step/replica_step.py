@@ -19,6 +19,7 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.finite import SQUARED_IS_FINITE, all_finite, largest
 from tfwd.numerics.checked_tensors import BACKWARD, FORWARD, Frame, named, stored_values
+from tfwd.numerics.python_counters import PythonCounters
 from tfwd.numerics.step_watch import Watch
 
 _here = threading.local()  # `step`: the step of the current thread
@@ -69,6 +70,7 @@ class ReplicaStep:
         self._has_update = False
         self._good: tf.Tensor | None = None
         self._updates_made = tf.constant(True)
+        self._counters: list[PythonCounters] = []
         self._origins = TensorOrigins()
         self.watch = Watch(step.model, self._record, closely=step.dry, ignores=step.ignores)
 
@@ -84,6 +86,10 @@ class ReplicaStep:
                 good = self._decide_at_end(logs)
         finally:
             _here.step = None
+            if self._step.dry:
+                self._restore_counters()
+        if tf.executing_eagerly() and not good:
+            self._restore_counters()
         found = self._found
         if self._step.dry:
             self.structure, found = found, tf.nest.flatten(found)
@@ -92,6 +98,16 @@ class ReplicaStep:
         if self._step.tells_largest:
             found.append(_stacked(self._largest))
         return logs, [good, self._scaled_down & good, *found]
+
+    def keep_counters(self, optimizer: Any, variables: list[Any]) -> None:
+        """Keeps an optimizer's numbers in Python, before an update that may be undone."""
+        if tf.executing_eagerly() and _replicas() == 1:  # the first update would build it
+            _keras_training.build_optimizer(optimizer, variables)
+        self._counters.append(PythonCounters(wrapped_optimizers.leaves(optimizer)))
+
+    def _restore_counters(self) -> None:
+        for counters in reversed(self._counters):
+            counters.restore()
 
     def _record(self, frame: Frame, tensor: Any, sequence: Any) -> None:
         if self._step.dry and frame.kind in FORWARD:
@@ -333,6 +349,8 @@ def update_if_good(
         good = step.before_update(optimizer, grads, variables)
     elif step is not None:
         step.before_hidden_update(optimizer, grads, variables)
+    if step is not None and good is None:
+        step.keep_counters(optimizer, variables)
 
     def made() -> tf.Tensor:
         make()
