@@ -10,7 +10,7 @@ from flattened_images import saved, sequential
 
 from tfwd.layers import Parametrized
 from tfwd.parametrizations import WeightNorm
-from tfwd.pretrained import Key, load
+from tfwd.pretrained import Key, PlanError, load
 
 RNG = np.random.default_rng(1)
 layers = keras.layers
@@ -89,3 +89,54 @@ def test_a_convolution(shape, tmp_path):
     load(layer, folder, mapping={"(.*/)?kernel": "c.weight", "(.*/)?kernel_gain": "c.g"})
     expected = np.einsum("nhwc,oc->nhwo", x, normalized(v, g, 0)[..., 0, 0])
     np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+TRANSPOSED = {  # PyTorch's weight is [inputs, outputs, height, width], and Keras's axis -1 inputs
+    "inputs": (0, -1),
+    "outputs": (1, -2),
+}
+
+
+@pytest.mark.parametrize("built", TRANSPOSED)
+@pytest.mark.parametrize("stored", TRANSPOSED)
+def test_a_transposed_convolution(stored, built, tmp_path):
+    """Checks that the shape of the gain in the file shows its axis, where all sizes are equal."""
+    x = RNG.normal(size=(2, 1, 1, 4)).astype("float32")
+    v, g = RNG.normal(size=(4, 4, 1, 1)), RNG.uniform(1, 2, 4)
+    norm = {"kernel": WeightNorm(axis=TRANSPOSED[built][1], gain=True)}
+    layer = Parametrized(layers.Conv2DTranspose(4, 1, use_bias=False), norm, name="c")
+    layer(x)
+    axis = TRANSPOSED[stored][0]
+    gain = np.expand_dims(g, tuple({0, 1, 2, 3} - {axis}))
+    folder = saved(tmp_path, {"c.weight_v": v, "c.weight_g": gain})
+    mapping = {"(.*/)?kernel": "c.weight_v", "(.*/)?kernel_gain": "c.weight_g"}
+    if stored != built:
+        right = TRANSPOSED[stored][1] % 4
+        with pytest.raises(PlanError, match=rf"is the one of WeightNorm\(axis={right}, gain=True"):
+            load(layer, folder, mapping=mapping)
+        return
+    load(layer, folder, mapping=mapping)
+    expected = np.einsum("nhwi,io->nhwo", x, normalized(v, g, axis)[..., 0, 0])
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (1, 4)])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_axis_of_a_square_kernel(transposed, shape, tmp_path):
+    """The outputs are axis 0 of PyTorch's kernel, and axis 1 of Keras's."""
+    x = RNG.normal(size=(2, 4)).astype("float32")
+    v, g = RNG.normal(size=(4, 4)), RNG.uniform(1, 2, 4)
+    layer = Parametrized(
+        layers.Dense(4, use_bias=False), {"kernel": WeightNorm(gain=True)}, name="f"
+    )
+    layer(x)
+    folder = saved(tmp_path, {"v": v, "g": g.reshape(shape)})
+    keys = {"kernel": "v", "kernel_gain": "g"}
+    mapping = {f"(.*/)?{k}": Key(name, transposed=transposed) for k, name in keys.items()}
+    if (shape == (4, 1)) != transposed:
+        with pytest.raises(PlanError, match=r"WeightNorm\(axis=0, gain=True\)"):
+            load(layer, folder, mapping=mapping)
+        return
+    load(layer, folder, mapping=mapping)
+    weight = normalized(v, g, 0).T if transposed else normalized(v, g, 1)
+    np.testing.assert_allclose(layer(x), x @ weight, rtol=1e-4, atol=1e-5)

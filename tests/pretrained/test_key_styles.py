@@ -173,3 +173,50 @@ def test_a_bias_of_an_einsum_beside_a_kernel_of_keras(is_flat, tmp_path):
     tensors = {"e/kernel": w, "e/bias": b.reshape(6) if is_flat else b}
     load(model, saved(tmp_path, "safetensors", tensors), mapping={"e": "e"})
     np.testing.assert_allclose(model(x), np.einsum("bti,ihs->bths", x, w) + b, rtol=1e-4, atol=1e-5)
+
+
+def cubes():
+    """Layers whose weight `[4, 4, 4]` or `[4, 4]` may have either order of axes, by its shape."""
+    return {
+        "gamma": layers.LayerNormalization(axis=(1, 2, 3), center=False, name="n"),
+        "alpha": layers.PReLU(name="n"),
+        "kernel": layers.Dense(4, use_bias=False, name="n"),
+    }
+
+
+@pytest.mark.parametrize("last", cubes())
+def test_a_shape_for_both_orders_in_a_file_with_names_of_both(last, tmp_path):
+    """Checks a parameter of PyTorch that is called as in Keras."""
+    layer = cubes()[last]
+    model = keras.Sequential([keras.Input((4, 4, 4)), layer])
+    value = normal(*layer.weights[0].shape)
+    path = saved(tmp_path, "safetensors", {f"n.{last}": value, "other.weight": normal(3, 3)})
+    with pytest.raises(PlanError, match=f"'n.{last}' ends as in Keras, but 'other.weight' in the"):
+        load(model, path, mapping={"n": "n"}, ignore="other.*")
+    load(model, path, mapping={"n": Key("n", transposed=False)}, ignore="other.*")
+    np.testing.assert_array_equal(layer.get_weights()[0], value)
+
+
+def test_a_shape_for_one_order_in_a_file_with_names_of_both(tmp_path):
+    """Checks that a shape that only Keras's order has needs no option."""
+    x, w = normal(2, 4), normal(4, 3)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, use_bias=False, name="n")])
+    path = saved(tmp_path, "safetensors", {"n.kernel": w, "other.weight": normal(3, 3)})
+    load(model, path, mapping={"n": "n"}, ignore="other.*")
+    np.testing.assert_allclose(model(x), x @ w, rtol=1e-4, atol=1e-5)
+
+
+def test_the_advice_for_a_cube_is_accepted(tmp_path):
+    """The axes of a cube are equal, so no shape shows whether the channels are first."""
+    norm = layers.BatchNormalization(name="n", center=False, scale=False)
+    model = keras.Sequential([keras.Input((4, 4, 4)), layers.Reshape((64,)), norm])
+    mean, variance = normal(64), np.abs(normal(64)) + 0.5
+    tensors = {"n.running_mean": mean, "n.running_var": variance}
+    path = saved(tmp_path, "safetensors", tensors)
+    with pytest.raises(PlanError, match=r"flattened=\(\)") as error:
+        load(model, path, mapping={"n": "n"})
+    assert "flattened=(4, 4, 4)" not in str(error.value)
+    load(model, path, mapping={"n": Key("n", flattened=())})
+    x = normal(2, 4, 4, 4)
+    expected = (x.reshape(2, 64) - mean) / np.sqrt(variance + 1e-3)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

@@ -364,3 +364,18 @@ def test_slopes_of_a_prelu(axes, slopes, tmp_path):
     layer = layers.PReLU(shared_axes=axes, name="p")
     model = loaded(layer, shape, {"act.weight": slope}, tmp_path, {"p": "act"})
     np.testing.assert_allclose(model(x), np.where(x > 0, x, slope * x), rtol=1e-5)
+
+
+def test_a_transposed_convolution_of_flax(tmp_path):
+    """Checks the conversion in the docs. Flax spreads the image by the stride, and correlates."""
+    x, kernel = normal(1, 4, 5, 3), normal(3, 2, 3, 4)
+    spread = np.zeros((1, 7, 9, 3), "float32")
+    spread[:, ::2, ::2] = x
+    spread = np.pad(spread, ((0, 0), (2, 2), (1, 1), (0, 0)))  # without the padding of "valid"
+    expected = np.zeros((1, 9, 10, 4))
+    for i, j in np.ndindex(3, 2):
+        expected += spread[:, i : i + 9, j : j + 10] @ kernel[i, j]
+    layer = layers.Conv2DTranspose(4, (3, 2), strides=2, use_bias=False, name="c")
+    tensors = {"c.kernel": np.ascontiguousarray(kernel[::-1, ::-1].swapaxes(2, 3))}
+    model = loaded(layer, (4, 5, 3), tensors, tmp_path, {"c": "c"})
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)

@@ -120,3 +120,21 @@ def test_a_custom_layer_with_the_inputs_first_is_evidence(tmp_path):
     keys = {"a/w": Key("a.weight", transposed=False), "b": "b"}
     with pytest.raises(PlanError, match="'b/kernel': key 'b.weight' .* and 'a.weight' has the inp"):
         load(model, folder, mapping=keys)
+
+
+@pytest.mark.parametrize("how", ["ignored", "not strict"])
+@pytest.mark.parametrize("inputs_first", [True, False])
+def test_the_bias_of_a_kernel_that_is_not_loaded(inputs_first, how, tmp_path):
+    """Checks a part of GPT-2: only its square kernels are loaded, and others show the order."""
+    b, other, x = RNG.normal(size=(4, 4)), RNG.normal(size=(4, 12)), RNG.normal(size=(5, 4))
+    tensors = {"b.weight": b, "b.bias": np.zeros(4), "attention.bias": np.zeros(12)}
+    tensors["attention.weight"] = other if inputs_first else other.T
+    folder = saved(tmp_path, tensors)
+    model = sequential(keras.Input((4,)), layers.Dense(4, name="b"))
+    options = {"ignore": "attention.*"} if how == "ignored" else {"strict": False}
+    if inputs_first:
+        with pytest.raises(PlanError, match="'attention.weight' has the inputs first"):
+            load(model, folder, mapping={"b": "b"}, **options)
+    given = Key("b", transposed=False) if inputs_first else "b"
+    load(model, folder, mapping={"b": given}, **options)
+    np.testing.assert_allclose(model(x), x @ (b if inputs_first else b.T), rtol=1e-4, atol=1e-5)

@@ -73,6 +73,26 @@ class TorchGates(layers.GRUCell):
         return h, [h]
 
 
+class OwnLSTM(layers.LSTMCell):
+    """A cell that divides its kernels into gates by itself: output, forget, cell, input."""
+
+    def call(self, x, states, training=None):
+        h, c = states
+        output, forget, new, given = tf.split(
+            x @ self.kernel + h @ self.recurrent_kernel + self.bias, 4, -1
+        )
+        c = tf.sigmoid(forget) * c + tf.sigmoid(given) * tf.tanh(new)
+        h = tf.sigmoid(output) * tf.tanh(c)
+        return h, [h, c]
+
+
+class FromTheOtherSide(layers.Dense):
+    """A dense layer whose own `call` multiplies by the transposed kernel."""
+
+    def call(self, x):
+        return x @ tf.transpose(self.kernel)
+
+
 class ScaledGates(layers.GRUCell):
     """A cell with a factor for each entry of each gate."""
 
@@ -102,6 +122,10 @@ SQUARE = {
     "a matrix of a normalization": lambda: rows_of(ScaledBatchNormalization(name="r")),
     "a kernel of the user": lambda: rows_of(OutputsFirst(4, use_bias=False, name="r")),
     "gates of the user": lambda: steps_of(TorchGates(4, use_bias=False)),
+    "gates of the user in an LSTM": lambda: steps_of(OwnLSTM(4)),
+    "a kernel that the user transposes": lambda: rows_of(
+        FromTheOtherSide(4, use_bias=False, name="r")
+    ),
     "a vector of gates": lambda: steps_of(ScaledGates(4, use_bias=False)),
 }
 
@@ -156,3 +180,25 @@ def test_a_kernel_of_keras_in_a_class_of_the_user(tmp_path):
     load(layer, folder, mapping={"kernel": "c.weight", "gain": "c.gain"})
     expected = 2 * np.einsum("nhwc,oc->nhwo", image, kernel[..., 0, 0]) * gain
     np.testing.assert_allclose(layer(image), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_own_gates_in_an_lstm(tmp_path):
+    """Checks that the mapping gives the order of axes only. The gates stay as the file has them."""
+    layer, x = steps_of(OwnLSTM(4))
+    layer(x)
+    w, u, b = RNG.normal(size=(16, 4)), RNG.normal(size=(16, 4)), RNG.normal(size=16)
+    folder = saved(tmp_path, {"w.weight": w, "u.weight": u, "b": b})
+    names = {"kernel": "w.weight", "recurrent_kernel": "u.weight"}
+    with pytest.raises(PlanError, match="nor the order of its gates.*\n.*\n.*16 entries"):
+        load(
+            layer,
+            folder,
+            mapping={**{f"(.*/)?{k}": v for k, v in names.items()}, "(.*/)?bias": "b"},
+        )
+    mapping = {f"(.*/)?{k}": Key(v, transposed=True) for k, v in names.items()}
+    load(layer, folder, mapping={**mapping, "(.*/)?bias": Key("b", transposed=False)})
+    output, _, new, given = np.split(X @ w.T + b, 4, -1)
+    cell = np.tanh(new) / (1 + np.exp(-given))
+    np.testing.assert_allclose(
+        layer(x), np.tanh(cell) / (1 + np.exp(-output)), rtol=1e-4, atol=1e-5
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
@@ -13,6 +12,7 @@ from tfwd.pretrained.flatten_order.orders import (
     JoinedFeatures,
     UnknownFeatureOrder,
 )
+from tfwd.pretrained.gains import gain_layout, gain_of
 from tfwd.pretrained.given_orders import (
     OPTIONS,
     Features,
@@ -32,7 +32,7 @@ from tfwd.pretrained.torch_layouts import (
     feature_sides,
     has_known_use,
     inputs_first_layout,
-    layout_along,
+    is_power_iteration,
     layout_of,
 )
 from tfwd.pretrained.unknown_layouts import unknown_layout
@@ -78,13 +78,15 @@ class FileLayouts:
         key, _ = self._choices[target.path]
         of_model = self._orders_of_model(target)
         transposed = self._styles.is_transposed(target, key, name)
-        gain_of = self._weight_of_gain(target)
+        gain = gain_of(target, self._by_id)
         if error := wrong_recurrent_bias(
             target, key, transposed, self._prefix, self._source.entries
         ):
             return Layout.unchanged(target.shape), error
-        if gain_of is not None and transposed:
-            layout, error = self._layout_of_gain(target, *gain_of)
+        if gain is not None:
+            in_keras = not transposed or self._is_in_keras_order(gain.weight)
+            of_weight = self._layout_of_weight(gain.weight)
+            layout, error = gain_layout(gain, of_weight, self._source.entries[name].shape, in_keras)
         elif transposed:
             orders = self._orders_at(target, key)
             layout = layout_of(target, orders)
@@ -98,9 +100,6 @@ class FileLayouts:
             is_clear = key.transposed is None or self._styles.is_keras_name(target, name)
             if not (error or is_clear):
                 error = missing_order(target, key, self._options(target, key), of_model)
-        shape = self._source.entries[name].shape
-        if gain_of is not None and math.prod(shape) == max(shape, default=0) == target.shape[0]:
-            layout = dataclasses.replace(layout, shape=shape)  # PyTorch has (outputs, 1, 1)
         return layout, error or self._styles.mixed_names(target, key, name, of_model)
 
     def square_kernels(self, steps: Sequence[Step]) -> list[str]:
@@ -115,7 +114,7 @@ class FileLayouts:
             style = self._styles.of(step.target)[step.key]
             transposed = self._styles.is_transposed(step.target, key, step.key)
             kernels.append(Kernel(step, style, key.transposed, transposed))
-        return square_kernel_errors(kernels)
+        return square_kernel_errors(kernels, self._source.entries)
 
     def conflicting_orders(self, steps: Sequence[Step]) -> list[str]:
         """Returns the errors of features whose order some weights have, and others have not.
@@ -203,7 +202,7 @@ class FileLayouts:
                 f"'{target.path}' by itself"
             )
             return LayerOrders(unknown, of_model.outputs and unknown)
-        if inputs_first and not is_given:
+        if is_power_iteration(target) or (inputs_first and not is_given):
             return LayerOrders()
         if not is_given:
             unknown = UnknownFeatureOrder(
@@ -220,32 +219,9 @@ class FileLayouts:
             return LayerOrders(orders.inputs if key.flattened is not None else orders.outputs)
         return orders
 
-    def _weight_of_gain(self, target: Target) -> tuple[Target, int] | None:
-        """Returns the weight of a gain of `WeightNorm`, and its axis; None for other variables."""
-        gains = getattr(target.owner, "gain_axes", {})
-        number, axis = gains.get(id(target.variable), (None, 0))
-        weight = self._by_id.get(number)
-        return None if weight is None else (weight, axis)
-
-    def _layout_of_gain(
-        self, target: Target, weight: Target, axis: int
-    ) -> tuple[Layout, str | None]:
-        """Returns the layout of a gain, whose entries have the order of its weight, and an error.
-
-        Args:
-            target: The gain.
-            weight: Its weight.
-            axis: int. The axis of the weight with an entry of the gain for each of its positions.
-        """
-        layout = Layout.unchanged(target.shape)
+    def _layout_of_weight(self, weight: Target) -> Layout:
+        """Returns the layout in which the file has the weight of a gain."""
         if self._is_in_keras_order(weight):
-            return layout, None
+            return Layout.unchanged(weight.shape)
         key, _ = self._choices.get(weight.path, (Key(""), {}))
-        found = layout_along(layout_of(weight, self._orders_at(weight, key)), axis)
-        if found is None:
-            return layout, (
-                f"'{target.path}' has no order in PyTorch, because the positions on axis {axis} of "
-                f"'{weight.path}' are on several axes there: write the gain to the file in Keras's "
-                "order, and map to Key(..., transposed=False)"
-            )
-        return found, None
+        return layout_of(weight, self._orders_at(weight, key))

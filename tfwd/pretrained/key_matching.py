@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import keras
 
 from tfwd.path_patterns import compiled, matches
+from tfwd.pretrained.computed_weights import computed_weight_errors
 from tfwd.pretrained.file_layouts import FileLayouts
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.key_rules import (
@@ -104,6 +105,7 @@ class KeyMatching:
         steps = [step for step in found if step is not None]
         self._report_repeated_keys(steps)
         self.mistakes += layouts.square_kernels(steps) + layouts.conflicting_orders(steps)
+        self.mistakes += computed_weight_errors(steps, self._source.entries)
         return steps
 
     def expected_key(self, target: Target) -> str | None:

@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import Key, style_of_copy
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import feature_orders
+from tfwd.pretrained.torch_layouts import feature_orders, is_known_layout, layout_of
+from tfwd.pretrained.unknown_orders import in_keras_order
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.
 _KERAS_ENDINGS = {"kernel", "moving_mean", "moving_variance", "embeddings"}
@@ -42,6 +44,7 @@ class KeyStyles:
     ) -> None:
         self._of_owner, self._choices = of_owner, choices
         self._prefix, self._keys = prefix, keys
+        self._shapes = {key: entry.shape for key, entry in source.entries.items()}
         endings = {_ending(key) for key in source.entries}
         self._has_keras_endings = not endings.isdisjoint(_KERAS_ENDINGS)
         self._torch_key = next((k for k in source.entries if _ending(k) in _TORCH_ENDINGS), None)
@@ -88,8 +91,8 @@ class KeyStyles:
     def mixed_names(self, target: Target, key: Key, name: str, orders: LayerOrders) -> str | None:
         """Returns the error for a key with a name of Keras in a file with names of PyTorch.
 
-        It may be a parameter of PyTorch that is called "scale" or "gamma", so PyTorch's order of a
-        flattened image is possible.
+        It may be a parameter of PyTorch that is called "scale" or "kernel", so PyTorch's order of
+        axes is possible if the shape fits both orders, and PyTorch's order of a flattened image.
 
         Args:
             target: The variable.
@@ -97,17 +100,24 @@ class KeyStyles:
             name: str. Its key in the file.
             orders: Orders at the variable's layer that the model shows.
         """
-        if key.transposed is not None or self.of(target)[name] is not False:
+        is_mixed = key.transposed is None and self._torch_key is not None
+        if not is_mixed or self.of(target)[name] is not False:
             return None
-        if self._has_keras_endings and _keras.is_of_keras(type(target.owner)):
+        is_of_keras = self._has_keras_endings and _keras.is_of_keras(type(target.owner))
+        start = f"'{target.path}': "
+        if any(feature_orders(target, orders)) and not is_of_keras:
+            start += "the model flattens an image for this weight. "
+        elif not _fits_both_orders(target, self._shapes[name]):
             return None
-        if self._torch_key is None or not any(feature_orders(target, orders)):
-            return None
-        return (
-            f"'{target.path}': the model flattens an image for this weight. The key '{name}' ends "
-            f"as in Keras, but '{self._torch_key}' in the same file ends as in PyTorch: map to "
-            f"Key({key.name!r}, transposed=True) if the file has PyTorch's order of axes; "
+        advice = (
+            f"map to Key({key.name!r}, transposed=True) if the file has PyTorch's order of axes; "
             "otherwise map to Key(..., transposed=False)"
+        )
+        if len(target.shape) != 2 and not is_known_layout(target):
+            advice = in_keras_order(target, key, orders)
+        return (
+            f"{start}The key '{name}' ends as in Keras, but '{self._torch_key}' in the same file "
+            f"ends as in PyTorch: {advice}"
         )
 
     def _by_name(self, target: Target, name: str) -> bool | None:
@@ -135,3 +145,12 @@ class KeyStyles:
 
 def _ending(key: str) -> str:
     return re.split(r"[./]", key)[-1]
+
+
+def _fits_both_orders(target: Target, in_file: Shape) -> bool:
+    """Returns True if a tensor may have PyTorch's order of axes or Keras's, by its shape."""
+    if is_known_layout(target):
+        layout = layout_of(target, LayerOrders())
+        return layout.shape == in_file and layout.words != "as it is"
+    axes = tuple(size for size in in_file if size != 1)
+    return len(axes) > 1 and axes in (axes[::-1], axes[-1:] + axes[:-1])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.layouts import Step
+from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.torch_layouts import CELLS, MATRICES
 
 
@@ -53,7 +55,7 @@ def is_matrix(step: Step) -> bool:
     return len(step.entry.shape) == 2 and not isinstance(step.target.owner, others)
 
 
-def square_kernel_errors(kernels: Sequence[Kernel]) -> list[str]:
+def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]) -> list[str]:
     """Returns an error for each square kernel whose order of axes is not known.
 
     The last component of the key decides, unless other matrices with such keys have the other
@@ -63,15 +65,18 @@ def square_kernel_errors(kernels: Sequence[Kernel]) -> list[str]:
 
     Args:
         kernels: All matrices of the plan.
+        entries: The tensors of the file.
     """
-    # For each style of key: matrices that show the outputs first (True) or the inputs first.
-    shown: dict[bool | None, dict[bool, Kernel]] = {True: {}, False: {}, None: {}}
-    told: dict[bool | None, dict[bool, Kernel]] = {True: {}, False: {}, None: {}}
+    # For each style of key: keys of matrices that show the outputs first (True) or the inputs.
+    shown: dict[bool | None, dict[bool, str]] = {True: {}, False: {}, None: {}}
+    told: dict[bool | None, dict[bool, str]] = {True: {}, False: {}, None: {}}
     for kernel in kernels:
         by_shape = kernel.shown
         for found, value in ((shown, by_shape), (told, by_shape), (told, kernel.given)):
             if value is not None:
-                found[kernel.is_torch].setdefault(value, kernel)
+                found[kernel.is_torch].setdefault(value, kernel.step.key)
+    for key, is_torch, value in _shown_by_biases(entries, {kernel.step.key for kernel in kernels}):
+        told[is_torch].setdefault(value, key)
     errors = []
     for kernel in kernels:
         if kernel.given is not None or not kernel.is_square:
@@ -83,7 +88,7 @@ def square_kernel_errors(kernels: Sequence[Kernel]) -> list[str]:
         key, shape = kernel.step.key, kernel.step.entry.shape
         if against is not None:
             other = "inputs" if kernel.transposed else "outputs"
-            why = f"'{against.step.key}' has the {other} first"
+            why = f"'{against}' has the {other} first"
         else:
             why = f"the end of '{key}' does not show it"
         errors.append(
@@ -92,3 +97,26 @@ def square_kernel_errors(kernels: Sequence[Kernel]) -> list[str]:
             "outputs first; otherwise map to Key(..., transposed=False)"
         )
     return errors
+
+
+def _shown_by_biases(
+    entries: Mapping[str, Entry], loaded: Collection[str]
+) -> Iterator[tuple[str, bool, bool]]:
+    """Yields matrices that no variable takes, and whose bias shows which axis has the outputs.
+
+    Args:
+        entries: The tensors of the file.
+        loaded: Keys of the matrices that variables take.
+
+    Yields:
+        The key, its style as in `Kernel`, and True if the outputs are first.
+    """
+    for key, entry in entries.items():
+        last = re.split(r"[./]", key)[-1]
+        bias = entries.get(f"{key.removesuffix(last)}bias")
+        if key in loaded or bias is None or last not in ("weight", "kernel"):
+            continue
+        if len(entry.shape) != 2 or len(bias.shape) != 1 or entry.shape[0] == entry.shape[1]:
+            continue
+        if bias.shape[0] in entry.shape:
+            yield key, last == "weight", bias.shape[0] == entry.shape[0]

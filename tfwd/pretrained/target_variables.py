@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import keras
 
 from tfwd import _keras
+from tfwd.pretrained.flatten_order.layer_groups import NORMALIZED_KERNELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,10 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}
     for layer, prefix in paths_of(model):
+        inside = layer.layer.weights if isinstance(layer, NORMALIZED_KERNELS) else ()
+        of_inside = {id(variable) for variable in inside}
         for variable in _keras.layers.held_weights(layer):
-            if id(variable) in weights:
+            if id(variable) in weights - of_inside:
                 path = prefix + _keras.variables.name(variable)
                 found.setdefault(id(variable), Target(variable, layer, path))
     return list(found.values())

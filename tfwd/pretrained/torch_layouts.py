@@ -16,7 +16,11 @@ import numpy as np
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
-from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS, unwrapped
+from tfwd.pretrained.flatten_order.layer_groups import (
+    NORMALIZED_KERNELS,
+    ORDER_PRESERVING_LAYERS,
+    unwrapped,
+)
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
@@ -36,6 +40,7 @@ _CONVOLUTIONS = (
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 _SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
+WITH_GATES = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _NORMALIZATIONS = (keras.layers.BatchNormalization, keras.layers.GroupNormalization)
 MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
 # PyTorch has the gates of a GRU in the order reset, update, new. Keras has update, reset, new.
@@ -101,7 +106,7 @@ def inputs_first_layout(target: Target, given: LayerOrders, in_file: Shape) -> L
     return Layout(shape, split, axes, shape)
 
 
-def layout_along(weight: Layout, axis: int) -> Layout | None:
+def layout_along(weight: Layout, axis: int) -> tuple[int, Layout] | None:
     """Returns the layout of a vector with an entry for each position on an axis of a weight.
 
     Args:
@@ -109,7 +114,8 @@ def layout_along(weight: Layout, axis: int) -> Layout | None:
         axis: int. Axis of the variable.
 
     Returns:
-        The layout. None if no axis of the tensor in the file has these positions.
+        The axis of the weight in the file that has these positions, and the layout. None if no axis
+        of the weight in the file has them.
     """
     size = weight.final[axis]
     others = tuple(i for i in range(len(weight.final)) if i != axis)
@@ -122,7 +128,8 @@ def layout_along(weight: Layout, axis: int) -> Layout | None:
         if (first == positions.max(others)).all():
             rows = tuple(first.tolist())
             plain = Layout.unchanged((size,))
-            return plain if rows == tuple(range(size)) else dataclasses.replace(plain, rows=rows)
+            is_plain = rows == tuple(range(size))
+            return i, plain if is_plain else dataclasses.replace(plain, rows=rows)
     return None
 
 
@@ -178,6 +185,11 @@ def is_in_einsum(target: Target) -> bool:
     return isinstance(owner, keras.layers.EinsumDense) and target.name in ("kernel", "bias")
 
 
+def is_power_iteration(target: Target) -> bool:
+    """Returns True for the vector of a `SpectralNormalization`, which no output depends on."""
+    return target.name == "vector_u" and isinstance(target.owner, NORMALIZED_KERNELS)
+
+
 def is_known_layout(target: Target) -> bool:
     """Returns True if owner and name determine the order of a variable's axes in PyTorch."""
     owner, name = target.owner, target.name
@@ -215,21 +227,30 @@ def _is_made_by_keras(target: Target) -> bool:
     owner, cls = target.owner, type(target.owner)
     if _keras.is_of_keras(cls) or cls.__module__.startswith("tfwd."):
         return True
-    if isinstance(owner, keras.layers.GRUCell) and not _keras.is_of_keras(cls, "call"):
-        return target.name not in _keras.names_in_code(owner)
+    if target.name in _names_in_own_call(owner):
+        # Its own formula may divide the axis into gates by itself, or multiply from another side.
+        is_square = len(target.shape) == 2 and target.shape[0] == target.shape[1]
+        if is_square or isinstance(owner, WITH_GATES):
+            return False
     own_build = inspect.unwrap(cls.build)
     return _keras.is_of_keras(cls, "build") or "build" in own_build.__code__.co_names
 
 
 def _may_have_gates(target: Target) -> bool:
-    """Returns True for a vector of a user's GRU cell that may have an entry for each gate."""
+    """Returns True for a vector of a user's cell that may have an entry for each gate."""
     owner = target.owner
-    return (
-        isinstance(owner, keras.layers.GRUCell)
-        and len(target.shape) == 1
-        and target.name != "bias"
-        and target.shape[0] == 3 * owner.units
-    )
+    if not isinstance(owner, WITH_GATES) or len(target.shape) != 1:
+        return False
+    gates = 3 if isinstance(owner, keras.layers.GRUCell) else 4
+    is_own = target.name != "bias" or "bias" in _names_in_own_call(owner)
+    return is_own and target.shape[0] == gates * owner.units
+
+
+def _names_in_own_call(layer: keras.layers.Layer) -> set[str]:
+    """Returns the names in a layer's code if a user wrote its `call`; none for Keras's `call`."""
+    if _keras.is_of_keras(type(layer), "call"):
+        return set()
+    return _keras.names_in_code(layer, left_out=("build",))
 
 
 def _split_axis(order: FeatureOrder, size: int) -> FlattenedAxes:
@@ -248,6 +269,8 @@ def _layout_by_owner(target: Target) -> Layout:
         return Layout((math.prod(shape),), shape, tuple(range(len(shape))), shape)
     if isinstance(owner, keras.layers.Embedding) and name == "reverse_embeddings":
         return Layout.permuted(shape, (1, 0))
+    if is_power_iteration(target):
+        return Layout.unchanged(shape)
     if not is_known_layout(target):
         return Layout.permuted(shape, (1, 0)) if len(shape) == 2 else Layout.unchanged(shape)
     if name not in MATRICES:

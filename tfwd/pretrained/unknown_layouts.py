@@ -8,7 +8,7 @@ from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import MATRICES, is_known_layout
+from tfwd.pretrained.torch_layouts import MATRICES, WITH_GATES, is_known_layout
 from tfwd.pretrained.unknown_orders import in_keras_order, unknown_order
 
 
@@ -35,12 +35,12 @@ def unknown_layout(
         )
     if is_known_layout(target):
         return None
-    if isinstance(owner, keras.layers.GRUCell) and len(shape) == 1:
+    if isinstance(owner, WITH_GATES) and len(shape) == 1:
         if is_given:
             return None
         return (
-            f"{start}, and has {shape[0]} entries. If they belong to gates, PyTorch has the gates "
-            "in another order: write the entries to the file in the order update, reset, new. Map "
+            f"{start}, and has {shape[0]} entries. If they belong to gates, PyTorch may have the "
+            "gates in another order: write the entries to the file in the order of the class. Map "
             f"to Key({key.name!r}, transposed=False)"
         )
     if sum(size > 1 for size in shape) < 2:
@@ -50,6 +50,8 @@ def unknown_layout(
         return f"{start}: {in_keras_order(target, key, of_model)}"
     if is_given:
         return None
+    if isinstance(owner, WITH_GATES):
+        start += ", nor the order of its gates: write the gates in the order of the class"
     return (
         f"{start}: map to Key({key.name!r}, transposed=True) if the file has the outputs first; "
         "otherwise map to Key(..., transposed=False)"

@@ -35,7 +35,7 @@ IMAGE_LAYERS = (
 )
 # The outputs of these layers have the channels of the inputs.
 DEPTHWISE_LAYERS = _of_ranks("DepthwiseConv{}D")
-_NORMALIZED_KERNELS = _named("SpectralNormalization")
+NORMALIZED_KERNELS = _named("SpectralNormalization")
 # The outputs of these layers are images, or sequences of images.
 IMAGE_SEQUENCE_LAYERS = _of_ranks("ConvLSTM{}D")
 _ATTENTION_OF_OPERATIONS = _named("Attention", "AdditiveAttention")
@@ -124,7 +124,7 @@ def has_image_layers(layer: Any) -> bool:
 
 def unwrapped(layer: Any) -> Any:
     """Returns a layer without the wrappers of tfwd, and without `SpectralNormalization`."""
-    wrappers: tuple[Any, ...] = (_keras.layer_wrappers.Wraps, *_NORMALIZED_KERNELS)
+    wrappers: tuple[Any, ...] = (_keras.layer_wrappers.Wraps, *NORMALIZED_KERNELS)
     while isinstance(layer, wrappers):
         layer = layer.layer
     return layer
