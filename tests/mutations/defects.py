@@ -1097,7 +1097,7 @@ DEFECTS = [
     ),
     Defect(
         "the gates of a user's LSTM have PyTorch's order",
-        "tfwd/pretrained/torch_layouts.py",
+        "tfwd/pretrained/known_weights.py",
         "WITH_GATES = (keras.layers.LSTMCell, keras.layers.GRUCell)",
         "WITH_GATES = (keras.layers.GRUCell,)",
         ("tests/pretrained/test_users_classes.py",),

@@ -22,19 +22,18 @@ from tfwd.pretrained.given_orders import (
 )
 from tfwd.pretrained.key_rules import Key
 from tfwd.pretrained.key_styles import Choices, KeyStyles
+from tfwd.pretrained.known_weights import (
+    feature_orders,
+    feature_sides,
+    has_known_use,
+    is_power_iteration,
+)
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.square_kernels import Kernel, is_matrix, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import (
-    feature_orders,
-    feature_sides,
-    has_known_use,
-    inputs_first_layout,
-    is_power_iteration,
-    layout_of,
-)
+from tfwd.pretrained.torch_layouts import inputs_first_layout, layout_of
 from tfwd.pretrained.unknown_layouts import unknown_layout
 from tfwd.pretrained.unknown_orders import missing_order, unknown_order
 

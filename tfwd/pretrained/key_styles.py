@@ -9,9 +9,10 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import Key, style_of_copy
+from tfwd.pretrained.known_weights import feature_orders, is_known_layout
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import feature_orders, is_known_layout, layout_of
+from tfwd.pretrained.torch_layouts import layout_of
 from tfwd.pretrained.unknown_orders import in_keras_order
 
 # Ends of keys that only Keras gives to the weights of its layers, and that only PyTorch gives.

@@ -8,8 +8,8 @@ from collections.abc import Collection
 import keras
 
 from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.known_weights import CELLS
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import CELLS
 
 
 def wrong_recurrent_bias(

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import keras
 
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.known_weights import CELLS, MATRICES
 from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Entry
-from tfwd.pretrained.torch_layouts import CELLS, MATRICES
 
 
 class Kernel(NamedTuple):

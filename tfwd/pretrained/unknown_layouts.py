@@ -7,8 +7,8 @@ import keras
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.known_weights import MATRICES, WITH_GATES, is_known_layout
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import MATRICES, WITH_GATES, is_known_layout
 from tfwd.pretrained.unknown_orders import in_keras_order, unknown_order
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
+from tfwd.pretrained.einsum_layouts import einsum_layout
 from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_terms
 from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
@@ -18,14 +19,8 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.given_orders import OPTIONS, given_order
 from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.known_weights import CELLS, feature_orders, feature_sides, is_in_einsum
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import (
-    CELLS,
-    einsum_layout,
-    feature_orders,
-    feature_sides,
-    is_in_einsum,
-)
 
 _SHAPES: dict[Side, str] = {
     "inputs": "give the shape in PyTorch of the tensor that is flattened before the layer",
