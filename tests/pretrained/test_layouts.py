@@ -379,3 +379,35 @@ def test_a_transposed_convolution_of_flax(tmp_path):
     tensors = {"c.kernel": np.ascontiguousarray(kernel[::-1, ::-1].swapaxes(2, 3))}
     model = loaded(layer, (4, 5, 3), tensors, tmp_path, {"c": "c"})
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class LayerScale(layers.Layer):
+    """A factor for each channel, as in ConvNeXt."""
+
+    def __init__(self, shape, **kwargs):
+        super().__init__(**kwargs)
+        self.shape = shape
+
+    def build(self, shape):
+        self.gamma = self.add_weight(name="gamma", shape=self.shape)
+
+    def call(self, x):
+        return x * self.gamma
+
+
+@pytest.mark.parametrize("in_file", [(4,), (4, 1, 1), (1, 4, 1, 1)])
+@pytest.mark.parametrize("shape", [(4,), (1, 1, 4)])
+def test_a_factor_for_each_channel(shape, in_file, tmp_path):
+    """Checks that axes of size 1 are added or removed, for a weight with one other axis."""
+    gamma, x = normal(4), normal(2, 3, 5, 4)
+    tensors = {"s.layer_scale": gamma.reshape(in_file)}
+    mapping = {"s/gamma": "s.layer_scale"}
+    model = loaded(LayerScale(shape, name="s"), (3, 5, 4), tensors, tmp_path, mapping)
+    np.testing.assert_allclose(model(x), x * gamma, rtol=1e-5)
+
+
+def test_a_bias_has_one_axis(tmp_path):
+    """Checks that a kernel with one output is no bias, so that a wrong mapping is found."""
+    tensors = {"d.weight": normal(3, 4), "d.bias": normal(1, 3)}
+    with pytest.raises(PlanError, match=r"'d/bias' is \(3,\); but key 'd.bias' is \(1, 3\)"):
+        loaded(layers.Dense(3, name="d"), (4,), tensors, tmp_path, {"d": "d"})

@@ -11,6 +11,7 @@ from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.computed_weights import computed_weight_errors
 from tfwd.pretrained.file_layouts import FileLayouts
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
+from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import (
     FamilyRules,
     Key,
@@ -21,6 +22,7 @@ from tfwd.pretrained.key_rules import (
     possible_keys,
     separator_of,
 )
+from tfwd.pretrained.known_weights import has_known_use
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
@@ -136,6 +138,8 @@ class KeyMatching:
         name = found[0]
         entry = self._source.entries[name]
         layout, error = layouts.layout(target, name)
+        if _is_same_vector(entry.shape, layout.shape) and not has_known_use(target):
+            layout = dataclasses.replace(layout, shape=entry.shape)  # such as LayerScale
         if error:
             self.mistakes.append(error)
         elif entry.shape != layout.shape:
@@ -198,6 +202,12 @@ class KeyMatching:
                     f"key '{key}' is used by several variables, {both}{more}: give each its own "
                     "key, or Key(..., repeated=True) if they hold the same weight"
                 )
+
+
+def _is_same_vector(one: Shape, other: Shape) -> bool:
+    """Returns True if shapes have the same one axis that is longer than 1, or none."""
+    axes, other_axes = (tuple(size for size in shape if size != 1) for shape in (one, other))
+    return len(axes) < 2 and axes == other_axes
 
 
 def _first_inside(pattern: str, owners: Iterable[str]) -> str | None:
