@@ -282,6 +282,42 @@ def test_an_exponential_of_large_predictions(row):
     assert "divisor" not in cause.advice
 
 
+def log_cosh(labels, predicted):
+    return tf.reduce_mean(tf.math.log(tf.math.cosh(predicted - labels)), -1)
+
+
+def mean_exponential_error(labels, predicted):
+    return tf.reduce_mean(tf.math.exp(labels - predicted), -1)
+
+
+@pytest.mark.parametrize("loss", [log_cosh, mean_exponential_error])
+def test_an_exponential_of_large_differences(loss):
+    """Large predictions beside equal labels are no cause."""
+    x, y = data(1)
+    y = np.asarray(x[:, :1]).copy()
+    x[4, 0], y[4] = -300.0, -300.0
+    y[6] = 200.0
+    report = report_of(logits(), x, y, loss)
+    assert names(report) == ["the loss function"]
+    (cause,) = report.causes
+    assert "in row 6 of the batch, and only there predictions and labels differ" in cause.evidence
+    assert "by more than 88.7" in cause.evidence
+    assert "scale or clip the labels" in cause.advice
+    assert "LogCosh" in cause.advice
+
+
+def logarithm_of_95_minus_error(labels, predicted):
+    return -tf.math.log(95.0 - tf.abs(labels - predicted)[:, 0])
+
+
+def test_large_differences_that_do_not_explain_the_loss():
+    """The loss is finite for a difference of 90, above the limit of an exponential."""
+    x, y = data(1)
+    y[6] = 200.0
+    report = report_of(logits(), x, y, logarithm_of_95_minus_error)
+    assert not any("exponential of such" in cause.evidence for cause in report.causes)
+
+
 def logarithm_of_95_minus(labels, predicted):
     """A loss that is NaN for predictions above 95, which are above the limit of an exponential."""
     return -tf.math.log(95.0 - predicted[:, 0]) + 0 * labels[:, 0]

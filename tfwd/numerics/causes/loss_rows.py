@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import of_output, outputs
+from tfwd.numerics.tensor_measurements import Measurement
 
 MOST = 512  # largest number of examples: each takes about a millisecond
 
@@ -63,23 +64,45 @@ def _given(evidence: Evidence) -> tuple[Any, np.ndarray, np.ndarray] | None:
     return losses[0], labels[0], predictions
 
 
-def is_finite_if_clipped(evidence: Evidence, bad: np.ndarray, limit: float) -> bool:
+def is_finite_if_clipped(
+    evidence: Evidence, bad: np.ndarray, limit: float, from_labels: bool = False
+) -> bool:
     """Returns True if the loss of the bad rows is finite for predictions of at most this size.
 
-    `bad` must come from `bad_rows`, with at least one True.
+    `bad` must come from `bad_rows`, with at least one True. With `from_labels`, the limit is for
+    the differences from the labels.
     """
     given = _given(evidence)
     if given is None:
         return False
     loss, labels, predictions = given
+    middle = labels[bad] if from_labels else 0
+    clipped = np.clip(predictions[bad], middle - limit, middle + limit, dtype=predictions.dtype)
     try:
-        return math.isfinite(_loss(loss, labels[bad], np.clip(predictions[bad], -limit, limit)))
+        return math.isfinite(_loss(loss, labels[bad], clipped))
     except Exception:  # a custom loss may need all rows
         return False
 
 
+def differences(evidence: Evidence) -> np.ndarray | None:
+    """Returns the largest difference of prediction and label in each row; None if unknown."""
+    given = _given(evidence)
+    if given is None or given[1].shape != given[2].shape or given[1].dtype.kind != "f":
+        return None
+    _, labels, predictions = given
+    return np.abs(predictions - labels).reshape(len(labels), -1).max(1, initial=0)
+
+
 def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
     return float(_keras_losses.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+
+
+def value_range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
+    """Returns the smallest and the largest element of a prediction, in bad rows if known."""
+    if not bad.any():
+        return found.detail.low, found.detail.high
+    values = np.asarray(found.detail.values)[bad]
+    return float(values.min()), float(values.max())
 
 
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:

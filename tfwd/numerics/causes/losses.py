@@ -13,7 +13,8 @@ from tfwd._keras import losses as _keras_losses
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_rows import bad_rows, is_finite_if_clipped, reasons
+from tfwd.numerics.causes.exponential_losses import sign_of_differences, sign_of_predictions
+from tfwd.numerics.causes.loss_rows import bad_rows, reasons, value_range
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -81,10 +82,20 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
-    exponential = "" if squares else _exponential_sign(evidence, bad)
-    exactly = reasons(evidence, bad) if bad.any() and not exponential else []
+    exponential = "" if squares else sign_of_predictions(evidence, bad)
+    of_difference = "" if exponential else sign_of_differences(evidence, bad)
+    known = exponential or of_difference
+    exactly = reasons(evidence, bad) if bad.any() and not known else []
     signs, advice, ends_reached = [], [], False
-    if exponential:
+    if of_difference:
+        signs.append(of_difference)
+        advice += [
+            "scale or clip the labels",
+            "keras.losses.LogCosh is finite for all differences d: it is "
+            "|d| + softplus(-2 |d|) - log(2)",
+            "or clip the argument of the exponential",
+        ]
+    elif exponential:
         signs.append(exponential)
         advice += [
             "subtract the maximum before an exponential, as tf.reduce_logsumexp does",
@@ -102,9 +113,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if is_own:  # a custom training step usually computes its loss from all calls of the last layer
         last = evidence.outputs_before[-1:]
         given = [one for one in evidence.outputs_before if one.frame.name == last[0].frame.name]
-    for one in given if not (exactly or exponential) else ():
+    for one in given if not (exactly or known) else ():
         what = f"'{one.frame.label}'" if is_own else "the predictions"
-        low, high = _range(one, bad)
+        low, high = value_range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
         if ends and not squares:
             ends_reached = True
@@ -144,7 +155,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             )
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
-    if is_nan and not (squares or entropy or ends_reached or exponential):
+    if is_nan and not (squares or entropy or ends_reached or known):
         advice.append(
             "look for a logarithm of 0 or of a negative number, a mean over no elements, a "
             "division by a norm of 0, or an exponential that overflows, as with a small "
@@ -152,7 +163,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         )
     elif not (squares or advice):
         advice.append("look for a logarithm of 0 in the loss")
-    if not (advice and (ends_reached or exponential)):
+    if not (advice and (ends_reached or known)):
         advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)
@@ -168,51 +179,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _exponential_sign(evidence: Evidence, bad: np.ndarray) -> str:
-    """Returns that an exponential of the predictions overflows, as text. Returns "" if it does not.
-
-    The predictions, their negatives or their sizes must be large in each bad row, and only there.
-    The loss must be finite if they are clipped just below the limit of the exponential, and not
-    finite if they are clipped just above.
-    """
-    if not bad.any():
-        return ""
-    (given,) = evidence.predictions
-    rows = np.asarray(given.detail.values).reshape(len(bad), -1)
-    limit = exp_limit(given)
-    arguments = (rows, -rows, np.abs(rows)) if rows.size else ()
-    if not any(np.array_equal(one.max(1) > limit, bad) for one in arguments):
-        return ""
-    # Only an exponential of the predictions themselves, or their sum, becomes infinite just here.
-    below = limit - math.log(rows.shape[1]) - 1
-    if not is_finite_if_clipped(evidence, bad, below):
-        return ""
-    if is_finite_if_clipped(evidence, bad, limit + 1):
-        return ""
-    low, high = _range(given, bad)
-    where = "where" if bad.all() else "and only there"
-    if high > limit:
-        bound, what = f"above {limit:.3g}", "the exponential of z overflows"
-    else:
-        bound = f"below -{limit:.3g}"
-        what = "the exponential of z is 0, or the exponential of -z overflows"
-    return (
-        f"its non-finite values are in {rows_text(bad)}, {where} predictions z are {bound} (from "
-        f"{low:.3g} to {high:.3g}), and {what}"
-    )
-
-
 def _may_be_any_row(bad: np.ndarray) -> bool:
     """Returns True if the loss of each row is not finite, or if the bad rows are not known."""
     return bool(bad.all()) or not bad.any()
-
-
-def _range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
-    """Returns the smallest and the largest element of a prediction, in bad rows if known."""
-    if not bad.any():
-        return found.detail.low, found.detail.high
-    values = np.asarray(found.detail.values)[bad]
-    return float(values.min()), float(values.max())
 
 
 def _has_columns(values: np.ndarray) -> bool:
