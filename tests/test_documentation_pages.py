@@ -54,7 +54,7 @@ def pages() -> list[str]:
 def run(page: str, folder: Path) -> str:
     """Returns the output of the blocks, in a process and a folder of their own."""
     # The published models that a reader would have.
-    for name, model in (("folder", "bert"), ("albert", "albert")):
+    for name, model in (("folder", "bert"), ("albert", "albert"), ("t5", "t5")):
         published = ROOT / "tests" / "layers" / "transformer" / "published" / model
         shutil.copytree(published, folder / name)
     done = subprocess.run(
