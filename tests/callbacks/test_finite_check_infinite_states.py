@@ -103,3 +103,26 @@ def test_the_path_of_a_layer_in_a_nested_model(exclude):
     check = FiniteCheck("skip", exclude=exclude)
     model.fit(X, X[:, :1], verbose=0, callbacks=[check])
     assert check.skipped == 0 and int(model.optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize("scale", [1e19, 3e18, 1.0])
+def test_a_finite_step_beside_a_variance_that_became_infinite(scale):
+    """The first batch makes the moving variance infinite, which no training step reads.
+
+    The outputs of later batches are too large for the check in one pass.
+    """
+    x = np.random.default_rng(1).normal(size=(32, 6)).astype("float32")
+    x *= np.repeat(np.float32([1e20, scale, scale, scale]), 8)[:, np.newaxis]
+    results = []
+    for check in (None, FiniteCheck("skip")):
+        keras.utils.set_random_seed(1)
+        norm, last = keras.layers.BatchNormalization(name="n"), keras.layers.Dense(1)
+        model = keras.Sequential([keras.Input((6,)), norm, last])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        model.fit(x, np.ones((32, 1)), callbacks=[check] if check else [], **fit)
+        assert not np.isfinite(model.get_layer("n").get_weights()[3]).all()
+        results.append(model.get_layer("n").get_weights()[:2] + last.get_weights())
+    assert not check.reports
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

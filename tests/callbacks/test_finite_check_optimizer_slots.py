@@ -1,8 +1,12 @@
 """`FiniteCheck` on an optimizer whose variables are not finite before the training."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from stack_marks import IS_KERAS_2
 
 import tfwd
 from tfwd.callbacks import FiniteCheck
@@ -74,3 +78,50 @@ def test_tensorboard_of_keras(options, is_first, tmp_path):
         histories.append(found.history["loss"])
     assert histories[0] == histories[1]
     assert list(tmp_path.glob("1/train/events*"))
+
+
+class OwnStep(keras.Model):
+    """A model with a custom `train_step`."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def averaged(kind):
+    """Returns an optimizer whose best loss is infinite at first."""
+    of_kind = keras.optimizers.legacy if kind == "legacy" else keras.optimizers
+    return tfwd.optimizers.NonMonotonicASGD(of_kind.SGD(0.05), 1)
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("kind", ["own step", *(["legacy"] if IS_KERAS_2 else [])])
+def test_a_best_loss_that_is_infinite_before_the_first_evaluation(kind, mode):
+    """The oracle is the same training without the callback, or without the batch that is NaN."""
+    results = []
+    for action in (None, "raise", "skip"):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        model = (OwnStep if kind == "own step" else keras.Model)(
+            inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs))
+        )
+        model.compile(averaged(kind), "mse", **OPTIONS[mode])
+        x, y = X, Y
+        if action == "skip":
+            x = np.concatenate([X[:8], np.full((8, 4), np.nan, "float32"), X[8:]])
+            y = np.concatenate([Y[:8], Y[:8], Y[8:]])
+        check = FiniteCheck(action or "raise")
+        callbacks = [tfwd.optimizers.NonMonotonicASGDCallback(), *([check] if action else [])]
+        options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(x, y, validation_data=(X, Y), callbacks=callbacks, **options)
+        assert check.skipped == (3 if action == "skip" else 0)
+        results.append(model.get_weights())
+    for result in results[1:]:
+        for one, other in zip(result, results[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

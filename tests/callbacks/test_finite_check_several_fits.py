@@ -1,5 +1,7 @@
 """`FiniteCheck` in several fits of one model, one after the other."""
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -111,3 +113,42 @@ def test_a_fit_in_a_callback_of_a_fit(when, inner):
     plain = make()
     fit(plain, x[:12], y[:12], Fits(when), batch_size=4, epochs=2)
     same(state(model), state(plain))
+
+
+class Counting(FiniteCheck):
+    """A subclass with an attribute."""
+
+    def __init__(self, numbers, *args, **options):
+        super().__init__(*args, **options)
+        self.numbers = numbers
+
+
+def test_a_copy_of_a_used_check_is_new():
+    """KerasTuner copies the callbacks for each trial."""
+    x, y = data(3)
+    x[8] = np.nan
+    check = Counting([1, 2], "skip", history=3)
+    with pytest.warns(UserWarning, match="skipped a step"):
+        fit(make(), x, y, check)
+    copied = copy.deepcopy(check)
+    assert type(copied) is Counting and copied.numbers == [1, 2]
+    assert copied.numbers is not check.numbers
+    assert (copied.action, copied.history) == ("skip", 3)
+    assert check.skipped and not (copied.skipped or copied.reports)
+    with pytest.warns(UserWarning, match="skipped a step"):
+        fit(make(), x, y, copied)
+    assert copied.skipped == check.skipped
+
+
+@pytest.mark.parametrize("last", ["raise", "skip"])
+def test_the_last_of_two_checks_acts(last):
+    x, y = data(3)
+    x[8] = np.nan
+    checks = [FiniteCheck("skip" if last == "raise" else "raise"), FiniteCheck(last)]
+    if last == "raise":
+        with pytest.raises(NonFiniteError):
+            fit(make(), x, y, *checks)
+        return
+    with pytest.warns(UserWarning, match="skipped a step"):
+        fit(make(), x, y, *checks)
+    assert [check.skipped for check in checks] == [0, 1]

@@ -1227,4 +1227,18 @@ DEFECTS = [
         "    if not is_keras_own(owner):\n",
         ("tests/in_place/test_several_parametrizations.py", "-k", "equal_layers"),
     ),
+    Defect(
+        "a state that is infinite before a step condemns the step",
+        "tfwd/callbacks/finite_check.py",
+        "if first is not None and not is_state(self.model, first):",
+        "if first is not None:",
+        ("tests/callbacks/test_finite_check_infinite_states.py",),
+    ),
+    Defect(
+        "an optimizer's state that is infinite before a step condemns the step",
+        "tfwd/numerics/checked_step/replica_step.py",
+        "value = tf.where(tf.math.is_finite(before), value, tf.zeros_like(value))",
+        "pass",
+        ("tests/callbacks/test_finite_check_optimizer_slots.py",),
+    ),
 ]

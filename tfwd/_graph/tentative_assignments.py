@@ -103,6 +103,11 @@ class Tentative:
         """Returns True if a method or a called function has assigned to a variable."""
         return id(variable.handle) in self._assigned
 
+    def value_before(self, variable: tf.Variable) -> tf.Tensor | None:
+        """Returns the value of a variable before the step. None if nothing has assigned to it."""
+        kept = (self._before.get(id(part.handle)) for part in replica_parts(variable))
+        return next((value for _, value in filter(None, kept)), None)
+
     def before(self, all_known: bool) -> list[tuple[tf.Variable | VariableResource, tf.Tensor]]:
         """Returns the variables that were assigned to before `decide`, with their earlier values.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
 import os
 import warnings
@@ -26,7 +28,7 @@ from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.diagnosis import Diagnosis
 from tfwd.numerics.epoch_snapshot import EpochSnapshot
 from tfwd.numerics.layers_by_pattern import Patterns
-from tfwd.numerics.non_finite_variables import non_finite_paths
+from tfwd.numerics.non_finite_variables import is_state, non_finite_paths
 from tfwd.numerics.tensorboard_and_plot_files import Log, check_plot
 from tfwd.optional_packages import require
 
@@ -52,8 +54,8 @@ class FiniteCheck(keras.callbacks.Callback):
     Without a bad step, training gives the same results as without the callback: bit for bit in
     eager mode, and in graphs for most models. The exceptions are:
 
-    - in graphs: SGD with momentum, and noise in a custom layer. On Keras 2 also RMSprop, and
-      attention with a mask, where sums differ by about 2e-6 relative;
+    - in graphs: SGD, and noise in a custom layer. On Keras 2 also RMSprop, and attention with a
+      mask, where sums differ by about 2e-6 relative;
     - in graphs: models such as MobileNetV2. Without the callback, TensorFlow's graph optimizer
       rewrites operations whose results the callback reads;
     - in all modes: a custom layer whose output is used by its own `add_loss` and by several other
@@ -65,6 +67,9 @@ class FiniteCheck(keras.callbacks.Callback):
     - in graphs on Keras 3: a dataset of unknown length. Without the callback, Keras counts an
       update too many in `optimizer.iterations` at the end of each epoch, and draws once more from
       the generators of `Dropout` and other layers.
+
+    Only the innermost of several `FiniteCheck`s in one `fit` acts: the one that is last in the list
+    of callbacks. A copy by `copy.deepcopy` is a new callback with the same arguments.
 
     Layers that draw with TensorFlow's stateful operations draw again after a skipped step, and in
     eager mode after a logged step. With `every_n_steps` above 1, checked and unchecked steps draw
@@ -196,6 +201,17 @@ class FiniteCheck(keras.callbacks.Callback):
         self._policy = self._new_policy()
         self._snapshot: EpochSnapshot | None = None
         self._reaction: BadStepReaction | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FiniteCheck:
+        """Returns a new callback with the same arguments, for example for a trial of KerasTuner."""
+        names = inspect.signature(FiniteCheck.__init__).parameters
+        same = {name: getattr(self, name) for name in names if name != "self"}
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        FiniteCheck.__init__(new, **same)
+        own = {k: v for k, v in vars(self).items() if k not in vars(new)}  # of a subclass
+        vars(new).update(copy.deepcopy(own, memo))
+        return new
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Replaces the model's training step with the checked step."""
@@ -371,10 +387,13 @@ class FiniteCheck(keras.callbacks.Callback):
             self._warn_about_unused(self._check.unused)
         if not outcome.good:
             report = self._diagnose(batch)
-            if report.first is not None:
+            first = None if report.first is None else report.first.frame
+            if first is not None and not is_state(self.model, first):
                 return self._act(report)
             # The tensors are too large to check in one pass, or the diagnosis drew other numbers.
             outcome = self._make_exactly(batch, spec)
+            if not outcome.good and first is not None:
+                return self._act(report)
             if not outcome.good:
                 wrong = [frame for frame, size in self._extents(outcome) if not np.isfinite(size)]
                 first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"

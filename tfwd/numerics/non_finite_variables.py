@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite
+from tfwd.numerics.checked_tensors import Frame
 from tfwd.numerics.leaf_optimizers import SAFE, leaf_optimizers
 
 
@@ -32,6 +33,17 @@ def non_finite_paths(
         bad = [variable for variable in bad if id(variable) in trained or _has_nan(variable)]
     variables = [*bad, *non_finite_slots(model)]
     return list(dict.fromkeys(map(_keras.variables.path, variables)))
+
+
+def is_state(model: keras.Model, frame: Frame) -> bool:
+    """Returns True for a weight of a layer that optimizers do not update, such as a moving mean."""
+    if frame.kind != "weight":
+        return False
+    trained = {id(variable) for variable in _keras.variables.trainable_variables(model)}
+    return any(
+        _keras.variables.path(variable) == frame.name and id(variable) not in trained
+        for variable in _keras.variables.weights(model)
+    )
 
 
 def non_finite_slots(model: keras.Model) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -297,28 +297,40 @@ class ReplicaStep:
                 if "loss" in name:
                     self.watch.check("loss", name, value)
         if self._step.dry:
-            self._check_weights("update", self._updated_variables)
+            for variable, value in self._new_values():
+                self.watch.check("update", _keras.variables.path(variable), value)
             return tf.constant(False)
         if self._good is not None:
             return self._good
         # Metrics and the states of layers may be NaN. They are not checked.
-        if self._past_methods:  # it is unknown which variables were assigned to
-            values = [
-                tf.convert_to_tensor(_keras.variables.value(v)) for v in self._updated_variables
-            ]
-        else:
-            updated = [v for one in self._updated_variables for v in replica_parts(one)]
-            values = [v.read_value() for v in updated if self._tentative.has_assigned(v)]
-        values = [value for value in values if value.dtype.is_floating]
+        values = [value for _, value in self._new_values() if value.dtype.is_floating]
         return agreed(self._is_good() & self._updates_made & all_finite(values))
 
-    @property
-    def _updated_variables(self) -> list[Any]:
-        """Returns the variables that optimizers update: trainable weights and optimizer states."""
+    def _new_values(self) -> Iterator[tuple[Any, tf.Tensor]]:
+        """Yields the variables that optimizers update, with the values after the update.
+
+        Elements of an optimizer's state that were not finite before are 0, because no update made
+        them so: the best loss of an optimizer may be infinite until it is known.
+        """
         model = self._step.model
-        optimizers = _keras_training.optimizers(model)
-        slots = [v for optimizer in optimizers for v in _keras_training.optimizer_state(optimizer)]
-        return [*_keras.variables.trainable_variables(model), *slots]
+        for variable in _keras.variables.trainable_variables(model):
+            yield from self._values_of(variable)
+        for optimizer in _keras_training.optimizers(model):
+            for state in _keras_training.optimizer_state(optimizer):
+                before = self._tentative.value_before(_keras.variables.tf_variable(state))
+                for variable, value in self._values_of(state) if before is not None else ():
+                    if value.dtype.is_floating:
+                        value = tf.where(tf.math.is_finite(before), value, tf.zeros_like(value))
+                    yield variable, value
+
+    def _values_of(self, variable: Any) -> Iterator[tuple[Any, tf.Tensor]]:
+        """Yields a variable with its value, or its copies on all replicas that are assigned to."""
+        if self._step.dry or self._past_methods:  # operations may have assigned to it
+            yield variable, tf.convert_to_tensor(_keras.variables.value(variable))
+            return
+        for part in replica_parts(variable):
+            if self._tentative.has_assigned(part):
+                yield part, part.read_value()
 
     def _is_good(self) -> tf.Tensor:
         forward, backward = self._are_finite(FORWARD), self._finite_gradients
