@@ -215,3 +215,58 @@ def test_a_functional_model_with_the_time_first(tmp_path):
     rows = x @ weights["d.weight"].T @ weights["e.weight"].T
     expected = rows.reshape(2, 30) @ weights["f.weight"].T
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def shuffled(order, block):
+    """Returns a layer that makes an image `[8, 10, 3]` of parts of the channels."""
+
+    def function(x):
+        parts = tf.reshape(x, (-1, 4, 5, *block))
+        return tf.reshape(tf.transpose(parts, order), (-1, 8, 10, 3))
+
+    return layers.Lambda(function, (8, 10, 3))
+
+
+@pytest.mark.parametrize("after", ["nothing", "convolution"])
+def test_pixels_in_front_of_the_channels_are_refused(after, tmp_path):
+    """TensorFlow's order of a block. PyTorch's `PixelShuffle` has the pixels behind the channels.
+
+    The mapping may say that PyTorch's model has Keras's order.
+    """
+    rest = [layers.Conv2D(2, 1, name="k", use_bias=False)] if after == "convolution" else []
+    first = layers.Conv2D(12, 1, name="c", use_bias=False)
+    shuffle = shuffled((0, 1, 3, 2, 4, 5), (2, 2, 3))
+    model = keras.Sequential([keras.Input((4, 5, 3)), first, shuffle, *rest])
+    c, k = RNG.normal(size=(12, 3, 1, 1)), RNG.normal(size=(2, 3, 1, 1))
+    file = saved(tmp_path, {"c.weight": c, **({"k.weight": k} if rest else {})})
+    mapping = {"c": "c", **({"k": "k"} if rest else {})}
+    with pytest.raises(PlanError, match="'c/kernel': .*makes pixels of channels.*unflattened=..."):
+        load(model, file, mapping=mapping)
+    load(model, file, mapping={**mapping, "c": Key("c", unflattened=())})
+    blocks = np.einsum("nhwi,oi->nhwo", X, c[..., 0, 0]).reshape(2, 4, 5, 2, 2, 3)
+    expected = blocks.transpose(0, 1, 3, 2, 4, 5).reshape(2, 8, 10, 3)
+    if rest:
+        expected = expected @ k[..., 0, 0].T
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pixels_behind_the_channels(tmp_path):
+    """PyTorch's order: `PixelShuffle(2)` in NumPy, with the channels first."""
+    first = layers.Conv2D(12, 1, name="c", use_bias=False)
+    shuffle = shuffled((0, 1, 4, 2, 5, 3), (3, 2, 2))
+    model = keras.Sequential([keras.Input((4, 5, 3)), first, shuffle])
+    c = RNG.normal(size=(12, 3, 1, 1))
+    load(model, saved(tmp_path, {"c.weight": c}), mapping={"c": "c"})
+    image = np.einsum("nhwi,oi->nohw", X, c[..., 0, 0]).reshape(2, 3, 2, 2, 4, 5)
+    expected = image.transpose(0, 1, 4, 2, 5, 3).reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_boxes_of_a_detector(tmp_path):
+    """PyTorch moves the channels to the end before it makes a list of boxes."""
+    first = layers.Conv2D(8, 1, name="c", use_bias=False)
+    model = keras.Sequential([keras.Input((4, 5, 3)), first, layers.Reshape((-1, 4))])
+    c = RNG.normal(size=(8, 3, 1, 1))
+    load(model, saved(tmp_path, {"c.weight": c}), mapping={"c": "c"})
+    expected = np.einsum("nhwi,oi->nhwo", X, c[..., 0, 0]).reshape(2, 40, 4)
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-5)

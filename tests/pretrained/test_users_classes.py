@@ -93,6 +93,14 @@ class FromTheOtherSide(layers.Dense):
         return x @ tf.transpose(self.kernel)
 
 
+class FromAllWeights(layers.Dense):
+    """A dense layer whose own `call` does not name the weights."""
+
+    def call(self, x):
+        kernel, bias = self.weights
+        return x @ tf.transpose(kernel) + bias
+
+
 class ScaledGates(layers.GRUCell):
     """A cell with a factor for each entry of each gate."""
 
@@ -126,6 +134,7 @@ SQUARE = {
     "a kernel that the user transposes": lambda: rows_of(
         FromTheOtherSide(4, use_bias=False, name="r")
     ),
+    "a kernel without its name": lambda: rows_of(FromAllWeights(4, name="r")),
     "a vector of gates": lambda: steps_of(ScaledGates(4, use_bias=False)),
 }
 

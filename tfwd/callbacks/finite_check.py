@@ -210,7 +210,7 @@ class FiniteCheck(keras.callbacks.Callback):
         memo[id(self)] = new
         FiniteCheck.__init__(new, **same)
         own = {k: v for k, v in vars(self).items() if k not in vars(new)}  # of a subclass
-        vars(new).update(copy.deepcopy(own, memo))
+        new.__dict__.update(copy.deepcopy(own, memo))
         return new
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -396,9 +396,9 @@ class FiniteCheck(keras.callbacks.Callback):
                 return self._act(report)
             if not outcome.good:
                 wrong = [frame for frame, size in self._extents(outcome) if not np.isfinite(size)]
-                first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
+                what = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
                 report.note = (
-                    f"{first} was not finite in the step. It was finite when the step was repeated "
+                    f"{what} was not finite in the step. It was finite when the step was repeated "
                     "on the same batch: the model draws random numbers without its variables."
                 )
                 return self._act(report)

@@ -32,6 +32,11 @@ _SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 CELLS = (keras.layers.SimpleRNNCell, keras.layers.LSTMCell, keras.layers.GRUCell)
 WITH_GATES = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _NORMALIZATIONS = (keras.layers.BatchNormalization, keras.layers.GroupNormalization)
+# Names in code that may read each weight of a layer.
+_ALL_WEIGHTS = (
+    *("weights", "trainable_weights", "variables", "trainable_variables"),
+    *("get_weights", "getattr", "vars", "__dict__"),
+)
 MATRICES = ("kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel")
 
 
@@ -129,7 +134,7 @@ def _is_made_by_keras(target: Target) -> bool:
     owner, cls = target.owner, type(target.owner)
     if _keras.is_of_keras(cls) or cls.__module__.startswith("tfwd."):
         return True
-    if target.name in _names_in_own_call(owner):
+    if _is_read_by_own_call(target):
         # Its own formula may divide the axis into gates by itself, or multiply from another side.
         is_square = len(target.shape) == 2 and target.shape[0] == target.shape[1]
         if is_square or isinstance(owner, WITH_GATES):
@@ -144,15 +149,16 @@ def _may_have_gates(target: Target) -> bool:
     if not isinstance(owner, WITH_GATES) or len(target.shape) != 1:
         return False
     gates = 3 if isinstance(owner, keras.layers.GRUCell) else 4
-    is_own = target.name != "bias" or "bias" in _names_in_own_call(owner)
+    is_own = target.name != "bias" or _is_read_by_own_call(target)
     return is_own and target.shape[0] == gates * owner.units
 
 
-def _names_in_own_call(layer: keras.layers.Layer) -> set[str]:
-    """Returns the names in a layer's code if a user wrote its `call`; none for Keras's `call`."""
-    if _keras.is_of_keras(type(layer), "call"):
-        return set()
-    return _keras.names_in_code(layer, left_out=("build",))
+def _is_read_by_own_call(target: Target) -> bool:
+    """Returns True if a user wrote the `call` of the weight's layer, and the code reads it."""
+    if _keras.is_of_keras(type(target.owner), "call"):
+        return False
+    names = _keras.names_in_code(target.owner, left_out=("build",))
+    return not names.isdisjoint({target.name, f"_{target.name}", *_ALL_WEIGHTS})
 
 
 def is_slope_per_feature(target: Target) -> bool:

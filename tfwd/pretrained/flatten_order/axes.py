@@ -171,6 +171,8 @@ class Division:
         places, layout: Places of the parts in the tensor after the reshape.
         is_whole: bool. True if the tensor has no other axes, except the batch.
         name: str. Name of the layer or operation.
+        is_of_image: bool. True if PyTorch has another order of axes before the reshape, so that the
+            divided axis are the channels of an image. Default False.
     """
 
     def __init__(
@@ -180,8 +182,10 @@ class Division:
         layout: Layout,
         is_whole: bool,
         name: str,
+        is_of_image: bool = False,
     ) -> None:
         self.parts, self.is_whole, self._name = tuple(parts), is_whole, name
+        self.is_of_image = is_of_image
         self._places, self.layout = tuple(places), layout
         # A later layer can make the order contradictory only if it was not.
         self._was_contradictory = layout.is_contradictory

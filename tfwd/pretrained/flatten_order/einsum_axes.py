@@ -68,6 +68,7 @@ def einsum_outputs(call: Call) -> list[TensorAxes]:
     summed = _numbers(inputs, terms.summed, rank)
     natural, layout = tuple(tensor.used), tensor.layout
     is_part = summed == list(range(rank - len(summed), rank)) and len(summed) < rank - 1
+    is_part &= len(summed) > 1 or not tensor.is_image_of_caller()
     if is_part and layout.is_open and layout.possible is not None and layout.allows(natural):
         layout.restrict({natural}, f"'{layer.name}' is on the last axes of its input")
     new = [axis for axis in terms.made if axis not in terms.inputs]

@@ -20,6 +20,8 @@ def need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> None:
         return
     places = {tensor.places[number].find() for number in numbers}  # type: ignore[union-attr]
     layout = tensor.layout
+    if tensor.is_image_of_caller():
+        return  # PyTorch's model may move the channels, and move them back
     if layout.possible is not None:
         kept = {each for each in layout.possible if set(each[-len(places) :]) == places}
         layout.restrict(kept, reason)

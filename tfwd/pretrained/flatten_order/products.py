@@ -28,6 +28,8 @@ def with_new_features(
         return made(axes, layout.reason or reason, order, is_contradictory=order is None)
     wanted = orders_with_last(tensor.used, last)
     natural = tuple(place.find() for place in tensor.used)
+    if tensor.is_image_of_caller():
+        return made(axes, reason)  # PyTorch's model may move the channels, and move them back
     if any(layout.allows(each) for each in wanted):
         is_divided = layout.is_open and layout.possible is None
         layout.restrict({natural} if layout.is_natural(natural[:-1]) else wanted, reason)

@@ -10,6 +10,7 @@ from tfwd.pretrained.flatten_order.axes import Axis, Division
 from tfwd.pretrained.flatten_order.layouts_in_torch import Arrangement, Layout, Place
 from tfwd.pretrained.flatten_order.made_axes import MergedAxis
 from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder
+from tfwd.pretrained.flatten_order.pixel_shuffles import doubt_shuffled_channels
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,
     TensorAxes,
@@ -140,6 +141,8 @@ class _Reshape:
         else:
             result = self._kept(merged)
         self._register_divisions(result, is_whole)
+        groups = [[unit.axis.find() for unit in group] for group in self._groups]
+        doubt_shuffled_channels(groups, self._batch, self._name)
         return self._with_doubts(result)
 
     def _as_in_keras(self, merged: list[Axis | None]) -> TensorAxes:
@@ -331,7 +334,15 @@ class _Reshape:
             if source not in self._misdivided:
                 places = [result.places[numbers[unit]] for unit in units]
                 parts = [unit.axis for unit in units]
-                division = Division(parts, places, result.layout, is_whole, self._name)  # type: ignore[arg-type]
+                known = self._tensor.layout.known
+                division = Division(
+                    parts,
+                    places,  # type: ignore[arg-type]
+                    result.layout,
+                    is_whole,
+                    self._name,
+                    known is not None and not self._tensor.is_as_in_keras(),
+                )
                 axis.find().divisions.append(division)
 
     def _divides_other_features(self, source: int) -> bool:

@@ -50,6 +50,10 @@ class TensorAxes:
         """Returns True if the first axis is the axis of the examples."""
         return bool(self.axes) and self.axes[0] is not None and self.axes[0].find() is batch
 
+    def is_image_of_caller(self) -> bool:
+        """Returns True for an input that may be an image, if no layer has shown its order."""
+        return self.layout.is_open and self.layout.possible is not None and len(self.used) > 3
+
     def is_as_in_keras(self) -> bool:
         """Returns True if PyTorch is known to have the axes in the same order."""
         return self.layout.known == tuple(place.find() for place in self.used)
