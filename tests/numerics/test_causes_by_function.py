@@ -11,6 +11,7 @@ from non_finite_reports import Elementwise, names, report_of
 
 layers = keras.layers
 DOMAIN, ZERO = "a function outside its domain", "a division of 0 by 0"
+ZERO_OR_DOMAIN, GROWS = f"0/0 or {DOMAIN}", "a state that grows from step to step"
 
 
 def report_on(function, x):
@@ -43,7 +44,7 @@ def scaled(x):
         (difference, 200, DOMAIN),
         (lambda x: tf.acos(x / 3.1), 4, DOMAIN),
         (lambda x: tf.math.log(3.1 - x), 4, DOMAIN),
-        (scaled, 2, ZERO),
+        (scaled, 2, ZERO_OR_DOMAIN),
     ],
 )
 def test_elements_that_are_equal(function, value, cause, shape):
@@ -57,7 +58,30 @@ def test_a_negative_constant_among_negative_numbers():
     """Checks that 0/0 is found if other rows have negative elements and are finite."""
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
     x[2] = -2
-    assert names(report_on(scaled, x)) == [ZERO]
+    assert names(report_on(scaled, x)) == [ZERO_OR_DOMAIN]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "seen"),
+    [
+        (lambda x: x + tf.acos(tf.reduce_sum(x, -1, keepdims=True) / 1.7), 0.6, "is constant"),
+        (lambda x: x * tf.math.log(tf.reduce_sum(x, -1, keepdims=True)), 0, "are 0"),
+        (lambda x: x + tf.sqrt(tf.reduce_sum(x**2, -1, keepdims=True) - 0.01), 0, "are 0"),
+    ],
+    ids=["arccosine", "0 times infinity", "root"],
+)
+def test_a_special_row_is_no_proof_of_a_division(function, value, seen):
+    """Checks that the report says what it saw, and names 0/0 only as one possibility."""
+    x = np.random.default_rng(0).uniform(0.1, 0.5, (8, 3)).astype("float32")
+    x[:, 0], x[5] = 0.7, value
+    (cause,) = report_on(function, x).causes
+    assert cause.name == ZERO_OR_DOMAIN
+    assert "is NaN in row 5 of the batch, and only there " in cause.evidence
+    assert seen in cause.evidence
+    for word in ("0/0", "0 times infinity", "arccosine", "logarithm"):
+        assert word in cause.evidence
+    assert ": 0/0" not in cause.evidence
+    assert "clip the argument of its root, logarithm or arccosine" in cause.advice
 
 
 def test_a_product_that_overflows():
@@ -80,30 +104,59 @@ def test_an_exponential_that_overflows():
 
 
 class Cell(layers.Layer):
-    """A cell whose state is a root of its input, or the square of the last state."""
+    """A cell whose state is a function of its input and of the last state."""
 
     state_size = output_size = 2
 
-    def __init__(self, grows, **kwargs):
+    def __init__(self, function, **kwargs):
         super().__init__(**kwargs)
-        self.grows = grows
+        self.function = function
 
     def call(self, x, states):
-        new = tf.square(states[0]) + 2 if self.grows else tf.sqrt(x[:, :2]) + 0.1 * states[0]
+        new = self.function(x[:, :2], states[0])
         return new, [new]
 
 
+@pytest.mark.parametrize("sequences", [False, True])
 @pytest.mark.parametrize(
-    ("grows", "cause"), [(False, DOMAIN), (True, "a state that grows from step to step")]
+    ("function", "value", "cause"),
+    [
+        (lambda x, state: tf.sqrt(x) + 0.1 * state, -9, DOMAIN),
+        (lambda x, state: tf.math.log(x) + 0.5 * state, 0, DOMAIN),
+        (lambda x, state: 1 / x + 0.5 * state, 0, DOMAIN),
+        (lambda x, state: 1000 * x + tf.math.log(x) + 0.5 * state, 0, DOMAIN),
+        (lambda x, state: tf.square(state) + 2, 0, GROWS),
+        (lambda x, state: 1e5 * (state + 1), 0, GROWS),
+        (lambda x, state: tf.exp(state) - state, 0, GROWS),
+    ],
+    ids=["root", "logarithm", "1/0", "large inputs", "square", "factor", "exponential"],
 )
-def test_a_state_in_a_custom_cell(grows, cause):
-    """Checks that a root in a time step is not called a state that grows."""
-    x = np.random.default_rng(0).uniform(0.1, 3, (8, 9, 3)).astype("float32")
-    x[4, 2, 0] = -9
+def test_a_state_in_a_custom_cell(function, value, cause, sequences):
+    """Checks that a root or a logarithm in a time step is not called a state that grows."""
+    x = np.random.default_rng(0).uniform(0.5, 3, (8, 9, 3)).astype("float32")
+    x[:, :, 0] = 2
+    x[4, 4, 0] = value
     inputs = keras.Input((9, 3))
-    outputs = layers.Dense(1)(layers.RNN(Cell(grows, name="cell"), name="rnn")(inputs))
+    hidden = layers.RNN(Cell(function, name="cell"), return_sequences=sequences, name="rnn")(inputs)
+    outputs = layers.Dense(1)(layers.Flatten()(hidden))
     report = report_of(keras.Model(inputs, outputs), x, np.ones((8, 1), "float32"))
+    assert report.first.frame.name == "rnn"
     assert names(report) == [cause]
+
+
+def test_an_activation_outside_its_domain_in_a_recurrent_layer():
+    x = np.random.default_rng(0).uniform(0.5, 3, (8, 9, 1)).astype("float32")
+    x[4, 4] = 0
+    rnn = layers.SimpleRNN(
+        1,
+        tf.math.log,
+        kernel_initializer="ones",
+        recurrent_initializer="zeros",
+        return_sequences=True,
+        name="rnn",
+    )
+    model = keras.Sequential([keras.Input((9, 1)), rnn, layers.Flatten(), layers.Dense(1)])
+    assert names(report_of(model, x, np.ones((8, 1), "float32"))) == [DOMAIN]
 
 
 def test_a_vector_of_zeros_in_a_unit_normalization():

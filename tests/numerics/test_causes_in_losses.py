@@ -213,7 +213,17 @@ def test_zeros_of_a_parallel_layer():
     outputs = layers.Dense(1)(layers.Concatenate()([first, second]))
     report = report_of(keras.Model(inputs, outputs), x, y)
     assert report.first.frame.name == "log"
-    assert "a division of 0 by 0" not in names(report)
+    assert names(report) == ["a function outside its domain"]
+
+
+@pytest.mark.parametrize("initial", ["zeros", "glorot_uniform"])
+def test_zeros_whose_logarithm_the_loss_takes(initial):
+    """The loss is 0 times infinity for a prediction of 0, and not 0/0."""
+    x, y = data(1)
+    model = dense(activation="relu", kernel_initializer=initial)
+    report = report_of(model, x, 0 * y, lambda y, p: -tf.reduce_mean(y * tf.math.log(p), -1))
+    assert names(report) == ["the loss function"]
+    assert "only there column 0 of the predictions is 0" in report.causes[0].evidence
 
 
 def test_a_mean_over_no_labels():

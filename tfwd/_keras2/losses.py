@@ -52,6 +52,11 @@ def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, A
     return y, output
 
 
+def ignored_class(loss: Any) -> int | None:
+    """Returns the label that a loss of Keras leaves out, or None."""
+    return getattr(loss, "_fn_kwargs", {}).get("ignore_class")
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Removes or adds a last axis of size one as Keras does before it weights losses."""
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:

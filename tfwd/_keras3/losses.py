@@ -52,6 +52,11 @@ def loss_arguments(loss: keras.losses.Loss, y: Any, output: Any) -> tuple[Any, A
     )
 
 
+def ignored_class(loss: Any) -> int | None:
+    """Returns the label that a loss of Keras leaves out, or None."""
+    return getattr(loss, "ignore_class", None)
+
+
 def to_same_rank(values: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Removes or adds a last axis of size one as Keras does before it weights losses."""
     return squeeze_or_expand_to_same_rank(values, weights)

@@ -26,7 +26,13 @@ from tfwd.numerics.causes.losses_by_output import loss_name
 from tfwd.numerics.checked_step import CheckedStep, assign_all, tracked
 from tfwd.numerics.checked_tensors import Frame, named, stored_values
 from tfwd.numerics.non_finite_variables import non_finite_slots
-from tfwd.numerics.tensor_measurements import Detail, Measurement, measure_tensor, of_argument
+from tfwd.numerics.tensor_measurements import (
+    Detail,
+    Measurement,
+    measure_tensor,
+    of_argument,
+    of_states,
+)
 
 NOT_SHOWN = ("data", "prediction")  # data are added separately
 
@@ -202,7 +208,9 @@ def _measure(frame: Frame, tensor: Any, sequence: Any) -> Detail:
         return of_argument(detail, sequence)
     if frame.kind == "prediction":  # the loss is computed again from it, row by row
         detail = detail._replace(values=tensor)
-    return detail if sequence is None else detail._replace(steps=measure_tensor(sequence).steps)
+    if frame.kind == "output" and frame.has_time:
+        detail = of_states(detail, tensor if sequence is None else sequence)
+    return detail
 
 
 def _tensors(model: keras.Model, data: Any, replica: int) -> dict[str, Any]:

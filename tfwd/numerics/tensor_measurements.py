@@ -30,6 +30,8 @@ class Detail(NamedTuple):
         lows, highs: the smallest and the largest element of each vector, of the same shape.
         column_lows, column_highs: the smallest and the largest element at each position of the last
             axis, over all vectors.
+        step_sizes: for a recurrent layer, the largest absolute state at each time step. Only finite
+            elements count, in the examples that are not finite at the first bad time step.
     """
 
     summary: Summary
@@ -45,6 +47,7 @@ class Detail(NamedTuple):
     highs: Any = ()
     column_lows: Any = ()
     column_highs: Any = ()
+    step_sizes: Any = ()
 
     def numbers(self) -> Detail:
         """Returns the same measurement as Python numbers and NumPy arrays."""
@@ -143,6 +146,27 @@ def of_argument(detail: Detail, values: tf.Tensor) -> Detail:
     """
     wrong = measure_tensor(tf.where(tf.math.is_nan(values[1]), values[0], math.nan))
     return detail._replace(low=wrong.low, high=wrong.high, values=values)
+
+
+def of_states(detail: Detail, states: Any) -> Detail:
+    """Adds the time steps of a recurrent layer to its measurement.
+
+    Args:
+        detail: Measurement of the layer's output.
+        states: Tensor `[batch, time, ...]`. The outputs at all time steps.
+    """
+    states = tf.convert_to_tensor(states)
+    rank = states.shape.rank or 0
+    if rank < 3 or states.dtype.is_complex:
+        return detail
+    states = at_least_float32(states)
+    inner = list(range(2, rank))
+    bad = ~tf.reduce_all(tf.math.is_finite(states), inner)
+    steps = tf.reduce_any(bad, 0)
+    rows = tf.gather(bad, tf.argmax(tf.cast(steps, tf.int8)), axis=1)
+    sizes = tf.where(tf.math.is_finite(states), tf.abs(states), tf.zeros_like(states))
+    sizes = tf.where(rows[:, tf.newaxis], tf.reduce_max(sizes, inner), 0.0)
+    return detail._replace(steps=steps, step_sizes=tf.reduce_max(sizes, 0))
 
 
 PACKED = 11  # number of elements of the result of `packed`

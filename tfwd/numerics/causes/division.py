@@ -1,4 +1,4 @@
-"""Rule for a bad step whose cause is a division of 0 by 0."""
+"""Rule for a bad step in which a function of zeros, or of equal numbers, is NaN."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.layers_and_updates import NORMALIZING
@@ -14,9 +15,15 @@ from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.causes.softmax import all_masked
 from tfwd.numerics.tensor_measurements import Measurement, columns_text, whole_columns
 
+# Keras's layers that divide by a number that is 0 for such inputs.
+DIVIDING = (*NORMALIZING, "RMSNormalization", "GlobalAveragePooling1D")
+
 
 def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for 0/0: an empty mask, a rate or weight of 0, a deviation or norm of 0."""
+    """Checks for NaN from zeros or equal numbers, as in 0/0.
+
+    Only Keras's own layers have a known formula. A custom layer may also compute another function.
+    """
     is_loss = evidence.first.frame.kind == "loss"
     is_weighted = is_loss and not evidence.parts and not bad_rows(evidence).any()
     for name, values in evidence.data.items():
@@ -27,19 +34,18 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
                 "skip such batches, or divide by a number that is at least 1.",
             )
     before, first = evidence.before, evidence.first
-    if before is None or first.frame.kind not in ("input", "output", "pre-activation", "loss"):
+    if before is None or first.frame.kind not in ("input", "output", "pre-activation"):
         return
     summary, found, takes = before.detail.summary, first.detail.summary, _may_take(evidence, before)
     is_everywhere = not first.detail.rows.any() or first.detail.rows.all()
     are_zeros = summary.size and summary.zeros == summary.size
     if are_zeros and is_everywhere and found.nan and takes:
-        yield Cause(
-            "a division of 0 by 0",
+        yield _cause(
+            evidence,
             f"All {summary.size} elements of '{before.frame.label}' are 0, and the result of the "
-            "next computation is NaN, as 0/0 is.",
+            "next computation is NaN",
             "look for a mask or a dropout rate that removes everything, and for a mean or a norm "
-            "of zeros; add a small number to the divisor. If the layer does not divide, look for "
-            "a root or a logarithm of a negative number, or an arccosine beyond 1.",
+            "of zeros; add a small number to the divisor",
         )
         return
     if found.nan != found.non_finite or first.frame.layer in NORMALIZING:
@@ -47,31 +53,53 @@ def zero_by_zero(evidence: Evidence) -> Iterator[Cause]:
     if first.frame.recurrent and not first.detail.steps[:1].any():
         return  # it is finite at the first time step
     if takes and (in_columns := _seen_in_columns(before, first)):
-        yield Cause(
-            "a division of 0 by 0",
-            f"'{first.frame.label}' is NaN in {columns_text(first.detail.columns)}, where "
-            f"{in_columns}: 0/0.",
+        columns = first.detail.columns
+        yield _cause(
+            evidence,
+            f"'{first.frame.label}' is NaN in {columns_text(columns)}"
+            f"{_there(columns)} {in_columns}",
             "add a small number to the divisor (a sum, norm or deviation over the batch), and look "
-            "for columns that are the same for all examples.",
+            "for columns that are the same for all examples",
         )
         return
     seen = list(_seen_in_rows(before, first)) if takes else []
     seen += _seen_in_data(evidence, first)
     if seen and not any(True for _ in all_masked(evidence)):
-        yield Cause(
-            "a division of 0 by 0",
-            f"'{first.frame.label}' is NaN in {evidence.rows_text(first)}, where "
-            f"{' and '.join(seen)}: 0/0.",
+        yield _cause(
+            evidence,
+            f"'{first.frame.label}' is NaN in {evidence.rows_text(first)}"
+            f"{_there(first.detail.rows)} {' and '.join(seen)}",
             "check that a mask does not remove everything (a softmax whose inputs are all "
             "-infinity is NaN too); otherwise add a small number to the divisor (a sum, norm or "
-            "deviation), or remove these examples.",
+            "deviation), or remove these examples",
         )
+
+
+def _cause(evidence: Evidence, seen: str, advice: str) -> Cause:
+    """Returns 0/0 as the cause, or as one of several possible causes in a custom function."""
+    first = evidence.first.frame
+    layer = evidence.layer(first.name)
+    if first.kind != "input" and first.layer in DIVIDING and _keras.is_of_keras(type(layer)):
+        return Cause("a division of 0 by 0", f"{seen}: 0/0.", f"{advice}.")
+    return Cause(
+        "0/0 or a function outside its domain",
+        f"{seen}. This fits 0/0. It also fits 0 times infinity, an arccosine beyond 1, and a root "
+        "or a logarithm of a negative number.",
+        f"{advice}. If the code does not divide, clip the argument of its root, logarithm or "
+        "arccosine.",
+    )
+
+
+def _there(bad: np.ndarray) -> str:
+    return ", where" if bad.all() else ", and only there"
 
 
 def _may_take(evidence: Evidence, before: Measurement) -> bool:
     """Returns False if it is known that the first non-finite layer takes other tensors only."""
     if not evidence.may_take([before]):
         return False
+    if evidence.calls > 1 and not any(one is before for one in evidence.inputs_of_call):
+        return False  # another call may take it
     name = evidence.first.frame.name
     takers = [x.frame for x in evidence.of("gradient") if name in x.frame.source]
     return not takers or before.frame.name in {frame.name for frame in takers}

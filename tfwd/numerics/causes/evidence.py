@@ -125,26 +125,99 @@ class Evidence(NamedTuple):
         return [x for x in self.found[: self.found.index(self.first)] if x.frame.kind == "output"]
 
     @property
+    def calls(self) -> int:
+        """Returns the number of calls of the layer of the first non-finite tensor."""
+        return self._calls_of(self.first.frame.name)
+
+    def _calls_of(self, name: str) -> int:
+        return max(one.frame.call for one in self.found if one.frame.name == name)
+
+    @property
+    def inputs_of_calls(self) -> list[Measurement]:
+        """Returns the checked inputs of the layer of the first non-finite tensor, the nearest last.
+
+        If the layer has several calls, an input may be the input of another call. Inputs are left
+        out if they are computed after the tensor, or from data that do not reach the tensor.
+        """
+        givers = self._givers()
+        outputs = [
+            one
+            for one in self.found[: self.found.index(self.first)]
+            if one.frame.kind in ("input", "output")
+            if (one.frame.name, one.frame.call) in givers
+        ]
+        return self.may_take(outputs)
+
+    def _givers(self) -> set[tuple[str, int]]:
+        """Returns the calls of layers whose outputs the layer of the first tensor takes."""
+        name = self.first.frame.name
+        found = [one.frame for one in self.of("gradient")]
+        return {(frame.name, frame.call) for frame in found if name in frame.source}
+
+    @property
+    def inputs_of_call(self) -> list[Measurement]:
+        """Returns the inputs of the call that returned the first non-finite tensor, if known.
+
+        If the layer has only one call, these are the inputs of the layer. Otherwise, they are the
+        inputs that no layer returned, and some inputs that are computed after the previous call:
+        all of them for the last call; for other calls, the outputs of layers that have as many
+        calls. An input is also known if it is the only possible one, and the other calls have
+        others. The nearest input is the last.
+        """
+        given, first = self.inputs_of_calls, self.first.frame
+        if self.calls == 1:
+            return given
+        before = self.found[: self.found.index(self.first)]
+        own = [
+            one
+            for one in before
+            if one.frame.kind == "input"
+            if (one.frame.name, one.frame.call) == (first.name, first.call)
+        ]
+        ends = [
+            i
+            for i, one in enumerate(before)
+            if one.frame.kind == "output"
+            if (one.frame.name, one.frame.call) == (first.name, first.call - 1)
+        ]
+        if first.call > 1 and not ends:
+            return own
+        later = {id(one) for one in before[max(ends, default=-1) + 1 :]}
+        is_last = first.call == self.calls
+        since = [
+            one
+            for one in given
+            if id(one) in later and (is_last or self._calls_of(one.frame.name) == self.calls)
+        ]
+        is_only = len(given) == 1 and len(self._givers()) >= self.calls
+        return own + since or given * is_only
+
+    @property
     def tensors_before(self) -> list[Measurement]:
         """Returns the tensors from which the first non-finite tensor is computed, the nearest last.
 
         These are the tensor just before it, the outputs of the layers that its layer takes, and the
-        outputs of layers inside its layer.
+        outputs of layers inside its layer. If the layer has several calls and the inputs of this
+        call are not known, the inputs of all calls are among them.
         """
         first = self.first
-        at = self.found.index(first)
-        givers = {
-            one.frame.name for one in self.of("gradient") if first.frame.name in one.frame.source
-        }
-        outputs = [one for one in self.found[:at] if one.frame.kind in ("input", "output")]
+        outputs = [
+            one
+            for one in self.found[: self.found.index(first)]
+            if one.frame.kind in ("input", "output")
+        ]
         inside = [one for one in outputs if one.frame.name.startswith(f"{first.frame.name}/")]
-        given = [one for one in outputs if one.frame.name in givers]
+        given = self.inputs_of_call or self.inputs_of_calls
         return [*([] if self.before is None else [self.before]), *given, *inside]
 
     @property
     def before(self) -> Measurement | None:
         """Returns the tensor just before the first non-finite one, but none inside its layer."""
         first = self.first
+        if first.frame.kind in ("pre-activation", "output") and self.calls > 1:
+            known = self.inputs_of_call or self.inputs_of_calls
+            if known:
+                return known[-1]
         at = self.found.index(first)
         kinds = ("data", "input", "pre-activation", "output")
         given = [

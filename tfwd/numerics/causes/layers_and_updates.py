@@ -113,27 +113,26 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         before = overflowing[-1]
     elif first is evidence.first and first.frame.kind == "output":
         before = evidence.tensors_before[-1]
-    given = before.detail
+    given = _given_text(evidence, before)
+    is_known = given.startswith("The values")
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = ""
     columns = whole_columns(first.detail)
     if columns.any() and not columns.all():
         where = f" The non-finite elements are all elements of {columns_text(columns)}."
-        where += _input_in_columns(columns, before)
+        where += _input_in_columns(columns, before) if is_known else ""
     elif rows := evidence.rows_text(first):
         where = f" The non-finite elements are in {rows}."
     if infinite and not found.nan and not overflowing and found.abs_max > SQUARED_IS_FINITE:
         yield Cause(
             "an overflow in the forward pass",
             f"{what} infinity from finite numbers. The largest finite result is "
-            f"{found.abs_max:.3g}. The values of '{before.frame.label}' are from {given.low:.3g} "
-            f"to {given.high:.3g}.{where}",
+            f"{found.abs_max:.3g}. {given}{where}",
             "scale the factors of the product, or the terms of the sum, before they are combined.",
         )
         return
-    zeros = f", with {given.summary.zeros} zeros" if given.summary.zeros else ""
-    where += _input_at_position(evidence, first, before)
+    where += _input_at_position(evidence, first, before) if is_known else ""
     scale = large_inputs(evidence, "x")
     overflow = f"a product or a sum beyond {float(tf.as_dtype(first.frame.dtype).max):.2g}"
     reasons = []
@@ -167,11 +166,33 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     )
     yield Cause(
         "a function outside its domain",
-        f"{what} {' and '.join(kinds)} from finite numbers. "
-        f"The values of '{before.frame.label}' are from {given.low:.3g} to {given.high:.3g}{zeros}."
-        f"{where}{scale}",
+        f"{what} {' and '.join(kinds)} from finite numbers. {given}{where}{scale}",
         f"{advice}{'; scale the data' if scale else ''}. ({'; '.join(reasons)}.)",
     )
+
+
+def _given_text(evidence: Evidence, before: Measurement) -> str:
+    """Returns the range of a function's input as text.
+
+    If the layer has several calls and the input of this call is not known, the text has the ranges
+    of the inputs of all calls.
+    """
+    first, calls = evidence.first.frame, evidence.calls
+    is_inside = before.frame.name.startswith(f"{first.name}/")
+    is_shared = calls > 1 and first.kind in ("pre-activation", "output") and not is_inside
+    if not is_shared or evidence.inputs_of_call or before.frame.kind == "data":
+        return f"The values of '{before.frame.label}' are {_range_text(before)}."
+    given = [f"'{x.frame.label}' {_range_text(x)}" for x in evidence.inputs_of_calls[-3:]]
+    text = f"'{first.name}' is called {calls} times"
+    if not given:
+        return f"{text}, and the input of this call is not known."
+    return f"{text}. Its inputs include {'; '.join(given)}."
+
+
+def _range_text(found: Measurement) -> str:
+    detail = found.detail
+    zeros = f", with {detail.summary.zeros} zeros" if detail.summary.zeros else ""
+    return f"from {detail.low:.3g} to {detail.high:.3g}{zeros}"
 
 
 def _input_in_columns(columns: np.ndarray, before: Measurement) -> str:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tfwd import _keras
+from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.bad_step_report import Cause, describe
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import outputs
@@ -168,7 +169,7 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
             continue
         classes = one.prediction.detail.width
         outside = (values < 0) | (values >= classes)
-        ignored = getattr(one.loss, "ignore_class", None)
+        ignored = _keras_losses.ignored_class(one.loss)
         if ignored is not None:
             outside &= values != ignored
         if outside.any():
