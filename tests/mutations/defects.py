@@ -1105,8 +1105,8 @@ DEFECTS = [
     Defect(
         "a layer on the channels of an input image shows PyTorch's order",
         "tfwd/pretrained/flatten_order/tensor_axes.py",
-        "self.layout.possible is not None and len(self.used) > 3",
-        "self.layout.possible is not None and len(self.used) > 9",
+        "return is_input and len(self.axes) > 3",
+        "return is_input and len(self.axes) > 9",
         ("tests/pretrained/test_images_of_the_caller.py",),
     ),
     Defect(

@@ -76,6 +76,19 @@ def test_a_layer_on_the_channels_of_an_image(name, flat, tmp_path):
         np.testing.assert_allclose(model(x), rows @ F.T, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(1, 24, 3), (24, 1, 3)])
+def test_an_image_with_one_row_or_column(shape, tmp_path):
+    last = layers.Dense(5, use_bias=False, name="f")
+    model = keras.Sequential([keras.Input(shape), dense(), layers.Flatten(), last])
+    file = saved(tmp_path, {"c.weight": C, "f.weight": F})
+    with pytest.raises(PlanError, match=r"'f/kernel': .*flattened=\(\)"):
+        load(model, file, mapping={"c": "c", "f": "f"})
+    load(model, file, mapping={"c": "c", "f": Key("f", flattened=(3, *shape[:2]))})
+    x = RNG.normal(size=(2, *shape)).astype("float32")
+    rows = (x @ C.T).transpose(0, 3, 1, 2).reshape(2, 72)
+    np.testing.assert_allclose(model(x), rows @ F.T, rtol=1e-4, atol=1e-4)
+
+
 def test_heads_that_the_caller_gives(tmp_path):
     """An input `[steps, heads, size]`, whose heads a layer sums over, is no image."""
     layer = layers.EinsumDense("btns,nso->bto", (None, 4), name="e")

@@ -52,7 +52,8 @@ class TensorAxes:
 
     def is_image_of_caller(self) -> bool:
         """Returns True for an input that may be an image, if no layer has shown its order."""
-        return self.layout.is_open and self.layout.possible is not None and len(self.used) > 3
+        is_input = self.layout.is_open and self.layout.possible is not None
+        return is_input and len(self.axes) > 3 and len(self.used) > 2
 
     def is_as_in_keras(self) -> bool:
         """Returns True if PyTorch is known to have the axes in the same order."""
