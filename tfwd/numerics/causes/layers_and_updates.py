@@ -71,6 +71,13 @@ def normalization(evidence: Evidence) -> Iterator[Cause]:
             "use a larger epsilon (1e-3), and drop such batches (drop_remainder=True) or "
             "choose a batch size that leaves no last batch of 1."
         )
+    if kind in ("LayerNormalization", "GroupNormalization"):
+        rows = evidence.rows_text(first)
+        detail += f" The non-finite elements are in {rows}." if rows else ""
+        advice = (
+            "use a larger epsilon (1e-3; in float16 at least 1e-4), and look for examples whose "
+            "units before this layer are all the same."
+        )
     if kind == "UnitNormalization":
         yield Cause(
             "a division of 0 by 0",

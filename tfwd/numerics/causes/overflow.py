@@ -13,7 +13,7 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import STEP, Evidence
-from tfwd.numerics.tensor_measurements import Measurement
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1
@@ -150,8 +150,42 @@ def overflows_half(evidence: Evidence) -> bool:
     )
 
 
+def too_large_data(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for inputs whose squares are infinite, and from which large numbers are computed."""
+    first, before = evidence.first, evidence.before
+    computed = [
+        one
+        for one in evidence.found[: evidence.found.index(first)]
+        if one.frame.kind in ("input", "pre-activation", "output")
+    ]
+    takes_data = before is not None and before.frame.kind == "data"
+    is_large = any(_reaches(one, SQUARED_IS_FINITE) for one in computed)
+    if first.frame.dtype == "float16" or not (is_large or takes_data):
+        return
+    for one in evidence.of("data"):
+        name, values = one.frame.name, evidence.data.get(one.frame.name)
+        is_float = name[:1] == "x" and "float" in one.frame.dtype
+        if not is_float or not _reaches(one, SQUARED_IS_FINITE) or not evidence.reaches(name):
+            continue
+        where, bad = "", evidence.rows_of(first)
+        if values is not None and values.ndim and values.size:
+            large = np.abs(values).reshape(len(values), -1).max(1) > SQUARED_IS_FINITE
+            is_known = first.frame.direction == "forward" and len(bad) == len(large) and bad.any()
+            if is_known and not (bad & large).any():
+                continue
+            where = "" if large.all() else f" in {rows_text(large)}"
+        yield Cause(
+            "data that are too large",
+            f"'{name}' reaches {one.detail.summary.abs_max:.3g}{where}, and its square is "
+            "infinite.",
+            "correct or remove these examples, and scale the data (mean 0, deviation 1).",
+        )
+
+
 def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     """Checks for gradients that grew in the last steps, and for very large numbers."""
+    if any(too_large_data(evidence)):
+        return
     growth: dict[str, _Growth] = {}
     history = list(evidence.history)
     steps = [past.get(STEP, i) for i, past in enumerate(history)]
