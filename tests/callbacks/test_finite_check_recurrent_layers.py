@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from stack_marks import IS_KERAS_2
 
 import tfwd
 from tfwd.callbacks import FiniteCheck
@@ -49,3 +51,22 @@ def test_a_step_that_raises_stop_iteration():
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(RuntimeError, match="the training step raised StopIteration"):
         model.fit(X, X[..., :1], verbose=0, callbacks=[FiniteCheck()])
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="Keras 3 has no ragged inputs")
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "SimpleRNN"])
+def test_a_bad_step_on_ragged_texts(layer):
+    """The diagnosis cannot show the time steps of a ragged tensor."""
+    ids = keras.Input((None,), ragged=True, dtype="int32")
+    hidden = getattr(keras.layers, layer)(3)(keras.layers.Embedding(9, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    texts = tf.ragged.constant([[1, 2], [3], [4, 5, 6], [7]] * 4, dtype=tf.int32)
+    y = np.zeros((16, 1), "float32")
+    y[5] = np.nan
+    check = FiniteCheck("skip")
+    batches = tf.data.Dataset.from_tensor_slices((texts, y)).batch(4)
+    with pytest.warns(UserWarning, match="skipped a step: data 'y'"):
+        model.fit(batches, verbose=0, callbacks=[check])
+    assert check.skipped == 1
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())

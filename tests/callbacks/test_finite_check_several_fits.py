@@ -152,3 +152,34 @@ def test_the_last_of_two_checks_acts(last):
     with pytest.warns(UserWarning, match="skipped a step"):
         fit(make(), x, y, *checks)
     assert [check.skipped for check in checks] == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"every_n_steps": 2}])
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_data_of_another_structure_in_the_second_fit(mode, options):
+    """A list and a dict with equal shapes, whose tensors are in another order."""
+    rng = np.random.default_rng(0)
+    width, area = rng.normal(size=(2, 16, 3)).astype("float32")
+    y = width.sum(1, keepdims=True)
+    results = []
+    for check in (None, FiniteCheck(**options)):
+        keras.utils.set_random_seed(1)
+        inputs = [keras.Input((3,), name="width"), keras.Input((3,), name="area")]
+        parts = [keras.layers.Dense(1)(one) for one in inputs]
+        model = keras.Model(inputs, keras.layers.Add()(parts))
+        model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=mode == "xla")
+        for x in ([width, area], {"width": width, "area": area}):
+            callbacks = [check] if check else []
+            model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+        results.append(model.get_weights())
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_an_unchecked_step_lost_beside_a_bad_batch():
+    """Skipping the checked step does not help, although its batch is bad too."""
+    x, y = data(6)
+    x[8], x[16] = np.nan, np.nan  # in step 2, which is not checked, and in step 3
+    model = make()
+    with pytest.raises(NonFiniteError, match="Skipping this step does not help"):
+        fit(model, x, y, FiniteCheck("skip", every_n_steps=2))

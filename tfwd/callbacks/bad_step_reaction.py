@@ -61,7 +61,7 @@ class BadStepReaction:
             self.fail(report, is_first, f"{note} {hint}".strip())
         if self._snapshot is not None:
             what = restored(self._snapshot.restore())
-        elif report.first is not None and report.first.frame.kind == "weight":
+        elif self._are_weights_lost(report):
             self.fail(
                 report,
                 is_first,
@@ -89,6 +89,12 @@ class BadStepReaction:
         self._finish(report, f"{note} {self._weights_now(is_first)}".strip())
         self._end()
         raise NonFiniteError(report)
+
+    def _are_weights_lost(self, report: Report) -> bool:
+        """Returns True if weights are not finite. Only an unchecked step may have made them so."""
+        if report.first is not None and report.first.frame.kind == "weight":
+            return True
+        return not self._checks_each_step and bool(self._bad_weights(states=False))
 
     def _finish(self, report: Report, note: str) -> None:
         """Adds a remark to a report, and the report to the log."""

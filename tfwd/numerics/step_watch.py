@@ -225,7 +225,8 @@ class Watch:
         object.__setattr__(layer, "return_sequences", True)
         self._leaf += 1  # the real call shows the inner layers
         try:
-            return tf.nest.flatten(own(*args, **kwargs))[0]
+            found = tf.nest.flatten(own(*args, **kwargs))[0]
+            return found if isinstance(found, tf.Tensor) else None  # of ragged inputs
         finally:
             self._leaf -= 1
             object.__setattr__(layer, "return_sequences", False)

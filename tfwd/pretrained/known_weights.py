@@ -146,7 +146,11 @@ def _is_made_by_keras(target: Target) -> bool:
 def _may_have_gates(target: Target) -> bool:
     """Returns True for a vector of a user's cell that may have an entry for each gate."""
     owner = target.owner
-    if not isinstance(owner, WITH_GATES) or len(target.shape) != 1:
+    if len(target.shape) != 1:
+        return False
+    if is_convolutional_lstm(target):
+        return target.name == "bias"
+    if not isinstance(owner, WITH_GATES):
         return False
     gates = 3 if isinstance(owner, keras.layers.GRUCell) else 4
     is_own = target.name != "bias" or _is_read_by_own_call(target)
@@ -159,6 +163,14 @@ def _is_read_by_own_call(target: Target) -> bool:
         return False
     names = _keras.names_in_code(target.owner, left_out=("build",))
     return not names.isdisjoint({target.name, f"_{target.name}", *_ALL_WEIGHTS})
+
+
+def is_convolutional_lstm(target: Target) -> bool:
+    """Returns True for a weight of a cell of `ConvLSTM2D`, whose gates PyTorch's libraries order.
+
+    PyTorch has no such layer. Keras has the gates input, forget, cell, output.
+    """
+    return type(target.owner).__name__ == "ConvLSTMCell"
 
 
 def is_slope_per_feature(target: Target) -> bool:

@@ -7,7 +7,12 @@ import keras
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.key_rules import Key
-from tfwd.pretrained.known_weights import MATRICES, WITH_GATES, is_known_layout
+from tfwd.pretrained.known_weights import (
+    MATRICES,
+    WITH_GATES,
+    is_convolutional_lstm,
+    is_known_layout,
+)
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.unknown_orders import in_keras_order, unknown_order
 
@@ -35,6 +40,11 @@ def unknown_layout(
         )
     if is_known_layout(target):
         return None
+    if is_convolutional_lstm(target):
+        is_done = is_given and len(shape) == 1
+        gates = "the gates in the order input, forget, cell, output"
+        advice = in_keras_order(target, key, of_model).replace("axes,", f"axes and {gates},", 1)
+        return None if is_done else f"{start}, which PyTorch does not have: {advice}"
     if isinstance(owner, WITH_GATES) and len(shape) == 1:
         if is_given:
             return None

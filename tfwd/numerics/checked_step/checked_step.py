@@ -237,7 +237,8 @@ class _Compiled:
         if self._model.run_eagerly or not plain:
             return self._any(given)
         kept = [i for i, part in enumerate(parts) if isinstance(part, tf.Tensor)]
-        key = (len(parts), *((i, specs[i]) for i in kept))
+        structure = repr(tf.nest.map_structure(lambda part: None, given))
+        key = (structure, *((i, specs[i]) for i in kept))
         if key not in self._by_spec:
 
             def of_parts(*tensors: tf.Tensor) -> Any:

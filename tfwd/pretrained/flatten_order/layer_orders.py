@@ -67,7 +67,8 @@ class OrderRecorder:
         self._axes: list[tuple[Any, Side, Axis | None]] = []
         # Axes, and the numbers of earlier records of axes and of plain axes.
         self._choices: list[tuple[Axis, int, int]] = []
-        self._plain: list[tuple[Any, Side, tuple[Axis, ...], str]] = []
+        # The last entry is True if the axes belong to this layer, and not to one of several layers.
+        self._plain: list[tuple[Any, Side, tuple[Axis, ...], str, bool]] = []
         self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
         self._orders: dict[int, LayerOrders] = {}
         # The order at the first call, by the layer's id and the side.
@@ -89,7 +90,7 @@ class OrderRecorder:
             reason: Clause that says why the order is unknown, if an axis has another order.
         """
         given = tuple(axis for axis in axes if axis is not None)
-        self._plain += [(layer, side, given, reason) for layer in layers]
+        self._plain += [(layer, side, given, reason, len(layers) == 1) for layer in layers]
 
     def record_layout(
         self, layers: Sequence[Any], layout: Layout | None, places: Sequence[Any], reason: str
@@ -130,7 +131,7 @@ class OrderRecorder:
             layers: All layers of the model.
         """
         recorded = [axis for _, _, axis in self._axes if axis is not None]
-        recorded += [axis for _, _, axes, _ in self._plain for axis in axes]
+        recorded += [axis for _, _, axes, *_ in self._plain for axis in axes]
         recorded += [axis for axis, *_ in self._choices]
         made = with_uses(recorded)
         is_changed = True
@@ -164,7 +165,7 @@ class OrderRecorder:
         for layer, layout, places, reason in self._layouts:
             if layout is None or not layout.is_natural(places):
                 self.record(layer, "inputs", UnknownFeatureOrder(reason))
-        for layer, side, axes, reason in self._plain:
+        for layer, side, axes, reason, _ in self._plain:
             orders = [order for axis in axes if (order := known.of(axis)) is not None]
             if orders:
                 if not isinstance(orders[0], UnknownFeatureOrder):
@@ -177,9 +178,10 @@ class OrderRecorder:
         recorded = {(id(layer), side) for layer, side, _ in self._axes}
         plain = [
             (layer, side, given[0])
-            for layer, side, given, _ in self._plain
+            for layer, side, given, *_ in self._plain
             if len(given) == 1 and (id(layer), side) not in recorded
         ]
+        of_several = {(id(layer), side) for layer, side, *_, is_own in self._plain if not is_own}
         for layer, side, axis in (*self._axes, *plain):
             if axis is not None:
                 found.setdefault((id(layer), side), set()).add(axis.find())
@@ -190,7 +192,7 @@ class OrderRecorder:
             }
             if len(sizes) == 1:
                 orders.sizes[side] = sizes.pop()
-            if len(axes) == 1:
+            if len(axes) == 1 and (number, side) not in of_several - recorded:
                 orders.axes[side] = id(axes.pop())
 
     def found(self) -> dict[int, LayerOrders]:

@@ -152,6 +152,10 @@ def _recurrent(call: Call) -> list[TensorAxes]:
 
 def _embedding(call: Call) -> list[TensorAxes]:
     tensor, shape = call.tensors[0], call.shapes[0]
+    if len(shape) == len(tensor.sizes) and shape[-1] == call.layer.input_dim:  # `reverse=True`
+        reason = f"'{call.name}' multiplies flattened features by its table"
+        call.recorder.record_plain([call.layer], "inputs", [tensor.last], reason)
+        return [with_new_features(tensor, call.features(shape[-1]), call.name, call.batch)]
     return [appended(tensor, [call.features(shape[-1])])]
 
 
