@@ -17,6 +17,7 @@ from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 HALF_MAX = 65504.0
 UNSCALED = 100.0  # the inputs of layers are usually about 1
+SQUARED_IS_INFINITE = math.sqrt(tf.float32.max)
 LARGE = 1e3  # larger than weights in a successful training
 
 
@@ -159,17 +160,17 @@ def too_large_data(evidence: Evidence) -> Iterator[Cause]:
         if one.frame.kind in ("input", "pre-activation", "output")
     ]
     takes_data = before is not None and before.frame.kind == "data"
-    is_large = any(_reaches(one, SQUARED_IS_FINITE) for one in computed)
+    is_large = any(_reaches(one, SQUARED_IS_INFINITE) for one in computed)
     if first.frame.dtype == "float16" or not (is_large or takes_data):
         return
     for one in evidence.of("data"):
         name, values = one.frame.name, evidence.data.get(one.frame.name)
         is_float = name[:1] == "x" and "float" in one.frame.dtype
-        if not is_float or not _reaches(one, SQUARED_IS_FINITE) or not evidence.reaches(name):
+        if not is_float or not _reaches(one, SQUARED_IS_INFINITE) or not evidence.reaches(name):
             continue
         where, bad = "", evidence.rows_of(first)
         if values is not None and values.ndim and values.size:
-            large = np.abs(values).reshape(len(values), -1).max(1) > SQUARED_IS_FINITE
+            large = np.abs(values).reshape(len(values), -1).max(1) > SQUARED_IS_INFINITE
             is_known = first.frame.direction == "forward" and len(bad) == len(large) and bad.any()
             if is_known and not (bad & large).any():
                 continue
