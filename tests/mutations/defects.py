@@ -1244,7 +1244,7 @@ DEFECTS = [
     Defect(
         "a state that is infinite before a step condemns the step",
         "tfwd/callbacks/finite_check.py",
-        "if first is not None and not is_state(self.model, first):",
+        "if first is not None and not is_state(self.model, first.frame):",
         "if first is not None:",
         ("tests/callbacks/test_finite_check_infinite_states.py",),
     ),

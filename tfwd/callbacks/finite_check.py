@@ -387,20 +387,14 @@ class FiniteCheck(keras.callbacks.Callback):
             self._warn_about_unused(self._check.unused)
         if not outcome.good:
             report = self._diagnose(batch)
-            first = None if report.first is None else report.first.frame
-            if first is not None and not is_state(self.model, first):
+            first = report.first
+            if first is not None and not is_state(self.model, first.frame):
                 return self._act(report)
             # The tensors are too large to check in one pass, or the diagnosis drew other numbers.
             outcome = self._make_exactly(batch, spec)
-            if not outcome.good and first is not None:
-                return self._act(report)
             if not outcome.good:
-                wrong = [frame for frame, size in self._extents(outcome) if not np.isfinite(size)]
-                what = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
-                report.note = (
-                    f"{what} was not finite in the step. It was finite when the step was repeated "
-                    "on the same batch: the model draws random numbers without its variables."
-                )
+                if first is None:
+                    report.note = self._drawn_differently(outcome)
                 return self._act(report)
         self._policy.good_step()
         self.scaled_down += outcome.scaled_down
@@ -417,6 +411,15 @@ class FiniteCheck(keras.callbacks.Callback):
             self._log.step(self._step + 1, zip(outcome.frames, largest.tolist(), strict=True))
         self._logs = outcome.logs
         return outcome.logs
+
+    def _drawn_differently(self, outcome: Outcome) -> str:
+        """Returns the remark on a bad step whose repetition was finite."""
+        wrong = [frame for frame, size in self._extents(outcome) if not np.isfinite(size)]
+        first = wrong[0].subject.rstrip(":") if wrong else "a variable of the optimizer"
+        return (
+            f"{first} was not finite in the step. It was finite when the step was repeated on the "
+            "same batch: the model draws random numbers without its variables."
+        )
 
     def _ignores(self, frame: Frame) -> bool:
         if frame.kind == "weight":

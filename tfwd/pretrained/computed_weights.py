@@ -20,10 +20,10 @@ _WEIGHT_NORM = "load both into a weight with WeightNorm(gain=True), or "
 def computed_weight_errors(steps: Sequence[Step], entries: Mapping[str, Entry]) -> list[str]:
     """Returns an error for each tensor from which PyTorch computes the weight.
 
-    The names are those of `torch.nn.utils.parametrize` and of the older `spectral_norm`,
-    `weight_norm` and `prune`. A tensor is no error if all tensors beside it are loaded too, because
-    the model then computes the weight. The two vectors of spectral normalization are no exception:
-    PyTorch divides by the spectral norm in evaluation too, and Keras does not.
+    The names follow `torch.nn.utils.parametrize`, and the older `spectral_norm`, `weight_norm` and
+    `prune`. A tensor is no error if all tensors beside it are loaded too, because the model then
+    computes the weight. An original of spectral normalization is always an error: PyTorch divides
+    it by the spectral norm in evaluation, and Keras only in training.
 
     Args:
         steps: The variables that are loaded.

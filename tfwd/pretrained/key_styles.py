@@ -152,6 +152,7 @@ def _fits_both_orders(target: Target, in_file: Shape) -> bool:
     """Returns True if a tensor may have PyTorch's order of axes or Keras's, by its shape."""
     if is_known_layout(target):
         layout = layout_of(target, LayerOrders())
-        return layout.shape == in_file and layout.words != "as it is"
+        merged = layout.merged()
+        return layout.shape == in_file and (merged is None or len(merged[1]) > 1)
     axes = tuple(size for size in in_file if size != 1)
     return len(axes) > 1 and axes in (axes[::-1], axes[-1:] + axes[:-1])

@@ -41,10 +41,10 @@ def unknown_layout(
     if is_known_layout(target):
         return None
     if is_convolutional_lstm(target):
-        is_done = is_given and len(shape) == 1
-        gates = "the gates in the order input, forget, cell, output"
-        advice = in_keras_order(target, key, of_model).replace("axes,", f"axes and {gates},", 1)
-        return None if is_done else f"{start}, which PyTorch does not have: {advice}"
+        if is_given and len(shape) == 1:
+            return None
+        advice = in_keras_order(target, key, of_model, "input, forget, cell, output")
+        return f"{start}, which PyTorch does not have: {advice}"
     if isinstance(owner, WITH_GATES) and len(shape) == 1:
         if is_given:
             return None

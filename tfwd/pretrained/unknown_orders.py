@@ -165,12 +165,18 @@ def _advice(
     )
 
 
-def in_keras_order(target: Target, key: Key, of_model: LayerOrders) -> str:
-    """Returns the advice to write a tensor in Keras's order, with the options that state it."""
+def in_keras_order(target: Target, key: Key, of_model: LayerOrders, gates: str = "") -> str:
+    """Returns the advice to write a tensor in Keras's order, with the options that state it.
+
+    Args:
+        target, key, of_model: As in `unknown_order`.
+        gates: str. Keras's order of the gates, if the tensor has gates. Default "".
+    """
     shown = [side for side in feature_sides(target) if side and of_model.of(side) is not None]
     options = "".join(f", {OPTIONS[side]}=()" for side in shown)
     return (
-        f"write {target.shape} to the file in Keras's order of axes, and map to Key({key.name!r}, "
+        f"write {target.shape} to the file in Keras's order of axes"
+        f"{gates and f' and with the gates in the order {gates}'}, and map to Key({key.name!r}, "
         f"transposed=False{options})"
     )
 

@@ -11,59 +11,71 @@ from tfwd.numerics.causes.loss_rows import differences, is_finite_if_clipped, va
 from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.tensor_measurements import rows_text
 
+_CLIP = "or clip the argument of the exponential"
+_OF_PREDICTIONS = [
+    "subtract the maximum before an exponential, as tf.reduce_logsumexp does",
+    "use a loss with from_logits=True, or tf.nn.softplus for log(1 + exp(z))",
+    _CLIP,
+]
+_OF_DIFFERENCES = [
+    "scale or clip the labels",
+    "keras.losses.LogCosh is finite for all differences d: it is |d| + softplus(-2 |d|) - log(2)",
+    _CLIP,
+]
 
-def sign_of_predictions(evidence: Evidence, bad: np.ndarray) -> str:
-    """Returns that an exponential of the predictions overflows, as text. Returns "" if it does not.
 
-    The predictions, their negatives or their sizes must be large in each bad row, and only there.
-    The loss must be finite if they are clipped just below the limit of the exponential, and not
-    finite if they are clipped just above.
+def overflowing_exponential(
+    evidence: Evidence, bad: np.ndarray, squares: bool
+) -> tuple[str, list[str]]:
+    """Returns which exponential overflows, as text, and advice. Returns "" if none overflows.
+
+    The predictions, their negatives, their sizes or their differences from the labels must be large
+    in each bad row, and only there. The loss must be finite if they are clipped just below the
+    limit of the exponential, and not finite if they are clipped just above.
+
+    Args:
+        evidence: The evidence, with one output.
+        bad: Booleans along the batch, from `bad_rows`.
+        squares: bool. True if the loss squares the predictions, which no exponential explains.
     """
     if not bad.any():
-        return ""
+        return "", []
     (given,) = evidence.predictions
     rows = np.asarray(given.detail.values).reshape(len(bad), -1)
     limit = exp_limit(given)
-    arguments = (rows, -rows, np.abs(rows)) if rows.size else ()
-    if not any(np.array_equal(one.max(1) > limit, bad) for one in arguments):
-        return ""
-    # Only an exponential of the predictions themselves, or their sum, becomes infinite just here.
-    below = limit - math.log(rows.shape[1]) - 1
-    if not is_finite_if_clipped(evidence, bad, below):
-        return ""
-    if is_finite_if_clipped(evidence, bad, limit + 1):
-        return ""
-    low, high = value_range(given, bad)
-    if high > limit:
+    start = f"its non-finite values are in {rows_text(bad)}, "
+    start += "where" if bad.all() else "and only there"
+    arguments = (rows, -rows, np.abs(rows)) if rows.size and not squares else ()
+    are_large = any(np.array_equal(one.max(1) > limit, bad) for one in arguments)
+    if are_large and _begins_at(evidence, bad, limit, rows.shape[1], from_labels=False):
+        low, high = value_range(given, bad)
         bound, what = f"above {limit:.3g}", "the exponential of z overflows"
-    else:
-        bound = f"below -{limit:.3g}"
-        what = "the exponential of z is 0, or the exponential of -z overflows"
+        if high <= limit:
+            bound = f"below -{limit:.3g}"
+            what = "the exponential of z is 0, or the exponential of -z overflows"
+        range_text = f"(from {low:.3g} to {high:.3g})"
+        return f"{start} predictions z are {bound} {range_text}, and {what}", _OF_PREDICTIONS
+    found = differences(evidence)
+    if found is None or not np.array_equal(found > limit, bad):
+        return "", []
+    if not _begins_at(evidence, bad, limit, rows.shape[1], from_labels=True):
+        return "", []
     return (
-        f"its non-finite values are in {rows_text(bad)}, {_where(bad)} predictions z are {bound} "
-        f"(from {low:.3g} to {high:.3g}), and {what}"
+        f"{start} predictions and labels differ by more than {limit:.3g} (by "
+        f"{found[bad].min():.3g} to {found[bad].max():.3g}), and the exponential of such a "
+        "difference overflows",
+        _OF_DIFFERENCES,
     )
 
 
-def sign_of_differences(evidence: Evidence, bad: np.ndarray) -> str:
-    """Returns that an exponential of predictions minus labels overflows, as text; "" otherwise."""
-    found = differences(evidence) if bad.any() else None
-    if found is None or len(found) != len(bad):
-        return ""
-    limit = exp_limit(evidence.predictions[0])
-    if not np.array_equal(found > limit, bad):
-        return ""
-    columns = np.asarray(evidence.predictions[0].detail.values)[0].size
-    if not is_finite_if_clipped(evidence, bad, limit - math.log(columns) - 1, from_labels=True):
-        return ""
-    if is_finite_if_clipped(evidence, bad, limit + 1, from_labels=True):
-        return ""
-    return (
-        f"its non-finite values are in {rows_text(bad)}, {_where(bad)} predictions and labels "
-        f"differ by more than {limit:.3g} (by {found[bad].min():.3g} to {found[bad].max():.3g}), "
-        "and the exponential of such a difference overflows"
+def _begins_at(
+    evidence: Evidence, bad: np.ndarray, limit: float, columns: int, from_labels: bool
+) -> bool:
+    """Returns True if the loss of the bad rows becomes infinite at the limit of the exponential.
+
+    Only an exponential of the numbers themselves, or its sum over the columns, does.
+    """
+    below = limit - math.log(columns) - 1
+    return is_finite_if_clipped(evidence, bad, below, from_labels) and not is_finite_if_clipped(
+        evidence, bad, limit + 1, from_labels
     )
-
-
-def _where(bad: np.ndarray) -> str:
-    return "where" if bad.all() else "and only there"

@@ -120,8 +120,7 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         before = overflowing[-1]
     elif first is evidence.first and first.frame.kind == "output":
         before = evidence.tensors_before[-1]
-    given = _given_text(evidence, before)
-    is_known = given.startswith("The values")
+    given, is_known = _given_text(evidence, before)
     infinite = found.positive_inf + found.negative_inf
     kinds = [word for word, count in (("NaN", found.nan), ("infinity", infinite)) if count]
     where = ""
@@ -178,8 +177,8 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     )
 
 
-def _given_text(evidence: Evidence, before: Measurement) -> str:
-    """Returns the range of a function's input as text.
+def _given_text(evidence: Evidence, before: Measurement) -> tuple[str, bool]:
+    """Returns the range of a function's input as text, and True if the input is known.
 
     If the layer has several calls and the input of this call is not known, the text has the ranges
     of the inputs of all calls.
@@ -188,12 +187,12 @@ def _given_text(evidence: Evidence, before: Measurement) -> str:
     is_inside = before.frame.name.startswith(f"{first.name}/")
     is_shared = calls > 1 and first.kind in ("pre-activation", "output") and not is_inside
     if not is_shared or evidence.inputs_of_call or before.frame.kind == "data":
-        return f"The values of '{before.frame.label}' are {_range_text(before)}."
+        return f"The values of '{before.frame.label}' are {_range_text(before)}.", True
     given = [f"'{x.frame.label}' {_range_text(x)}" for x in evidence.inputs_of_calls[-3:]]
     text = f"'{first.name}' is called {calls} times"
     if not given:
-        return f"{text}, and the input of this call is not known."
-    return f"{text}. Its inputs include {'; '.join(given)}."
+        return f"{text}, and the input of this call is not known.", False
+    return f"{text}. Its inputs include {'; '.join(given)}.", False
 
 
 def _range_text(found: Measurement) -> str:

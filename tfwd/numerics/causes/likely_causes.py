@@ -34,7 +34,6 @@ COMPUTED: list[Rule] = [
     division.zero_by_zero,
     layers_and_updates.normalization,
     overflow.half_precision,
-    overflow.too_large_data,
     overflow.exploding_gradients,
     losses.added,
     losses.loss_function,

@@ -13,7 +13,7 @@ from tfwd._keras import losses as _keras_losses
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.exponential_losses import sign_of_differences, sign_of_predictions
+from tfwd.numerics.causes.exponential_losses import overflowing_exponential
 from tfwd.numerics.causes.loss_rows import bad_rows, reasons, value_range
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
@@ -82,26 +82,11 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
-    exponential = "" if squares else sign_of_predictions(evidence, bad)
-    of_difference = "" if exponential else sign_of_differences(evidence, bad)
-    known = exponential or of_difference
-    exactly = reasons(evidence, bad) if bad.any() and not known else []
-    signs, advice, ends_reached = [], [], False
-    if of_difference:
-        signs.append(of_difference)
-        advice += [
-            "scale or clip the labels",
-            "keras.losses.LogCosh is finite for all differences d: it is "
-            "|d| + softplus(-2 |d|) - log(2)",
-            "or clip the argument of the exponential",
-        ]
-    elif exponential:
+    exponential, of_exponential = overflowing_exponential(evidence, bad, squares)
+    exactly = reasons(evidence, bad) if bad.any() and not exponential else []
+    signs, advice, ends_reached = [], list(of_exponential), False
+    if exponential:
         signs.append(exponential)
-        advice += [
-            "subtract the maximum before an exponential, as tf.reduce_logsumexp does",
-            "use a loss with from_logits=True, or tf.nn.softplus for log(1 + exp(z))",
-            "or clip the argument of the exponential",
-        ]
     elif exactly:
         where = f"its non-finite values are in {rows_text(bad)}"
         signs.append(f"{where}, and only there {' and '.join(exactly)}")
@@ -113,7 +98,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if is_own:  # a custom training step usually computes its loss from all calls of the last layer
         last = evidence.outputs_before[-1:]
         given = [one for one in evidence.outputs_before if one.frame.name == last[0].frame.name]
-    for one in given if not (exactly or known) else ():
+    for one in given if not (exactly or exponential) else ():
         what = f"'{one.frame.label}'" if is_own else "the predictions"
         low, high = value_range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
@@ -155,7 +140,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             )
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
-    if is_nan and not (squares or entropy or ends_reached or known):
+    if is_nan and not (squares or entropy or ends_reached or exponential):
         advice.append(
             "look for a logarithm of 0 or of a negative number, a mean over no elements, a "
             "division by a norm of 0, or an exponential that overflows, as with a small "
@@ -163,7 +148,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         )
     elif not (squares or advice):
         advice.append("look for a logarithm of 0 in the loss")
-    if not (advice and (ends_reached or known)):
+    if not (advice and (ends_reached or exponential)):
         advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)

@@ -151,8 +151,8 @@ def overflows_half(evidence: Evidence) -> bool:
     )
 
 
-def too_large_data(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for inputs whose squares are infinite, and from which large numbers are computed."""
+def _too_large_data(evidence: Evidence) -> Iterator[Cause]:
+    """Yields a cause for each input with infinite squares that makes later tensors large."""
     first, before = evidence.first, evidence.before
     computed = [
         one
@@ -184,8 +184,10 @@ def too_large_data(evidence: Evidence) -> Iterator[Cause]:
 
 
 def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
-    """Checks for gradients that grew in the last steps, and for very large numbers."""
-    if any(too_large_data(evidence)):
+    """Checks for very large numbers, in the data or not, and for gradients that grew."""
+    of_data = list(_too_large_data(evidence))
+    if of_data:
+        yield from of_data
         return
     growth: dict[str, _Growth] = {}
     history = list(evidence.history)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -54,6 +54,21 @@ class LayerOrders:
         return None if side is None else getattr(self, side)
 
 
+class _Plain(NamedTuple):
+    """A layer whose weights are known only if PyTorch has the same order of axes.
+
+    Attributes:
+        layer, side, axes, reason: As in `OrderRecorder.record_plain`.
+        is_own: bool. True if the axes belong to this layer, and not to one of several layers.
+    """
+
+    layer: Any
+    side: Side
+    axes: tuple[Axis, ...]
+    reason: str
+    is_own: bool
+
+
 class OrderRecorder:
     """Recorder of the axes at the calls of each layer. Conflicting orders become unknown.
 
@@ -67,8 +82,7 @@ class OrderRecorder:
         self._axes: list[tuple[Any, Side, Axis | None]] = []
         # Axes, and the numbers of earlier records of axes and of plain axes.
         self._choices: list[tuple[Axis, int, int]] = []
-        # The last entry is True if the axes belong to this layer, and not to one of several layers.
-        self._plain: list[tuple[Any, Side, tuple[Axis, ...], str, bool]] = []
+        self._plain: list[_Plain] = []
         self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
         self._orders: dict[int, LayerOrders] = {}
         # The order at the first call, by the layer's id and the side.
@@ -90,7 +104,8 @@ class OrderRecorder:
             reason: Clause that says why the order is unknown, if an axis has another order.
         """
         given = tuple(axis for axis in axes if axis is not None)
-        self._plain += [(layer, side, given, reason, len(layers) == 1) for layer in layers]
+        is_own = len(layers) == 1
+        self._plain += [_Plain(layer, side, given, reason, is_own) for layer in layers]
 
     def record_layout(
         self, layers: Sequence[Any], layout: Layout | None, places: Sequence[Any], reason: str
@@ -131,7 +146,7 @@ class OrderRecorder:
             layers: All layers of the model.
         """
         recorded = [axis for _, _, axis in self._axes if axis is not None]
-        recorded += [axis for _, _, axes, *_ in self._plain for axis in axes]
+        recorded += [axis for plain in self._plain for axis in plain.axes]
         recorded += [axis for axis, *_ in self._choices]
         made = with_uses(recorded)
         is_changed = True
@@ -156,7 +171,7 @@ class OrderRecorder:
         for axis, number, number_of_plain in self._choices:
             if known.of(axis) is not None:
                 later = [layer for layer, *_ in self._axes[number:]]
-                later += [layer for layer, *_ in self._plain[number_of_plain:]]
+                later += [plain.layer for plain in self._plain[number_of_plain:]]
                 recorded_ids = {id(layer) for layer, *_ in (*self._axes, *self._plain)}
                 later += [layer for layer in layers if id(layer) not in recorded_ids]  # tables
                 reason = "the model chooses single features of a flattened image"
@@ -165,23 +180,23 @@ class OrderRecorder:
         for layer, layout, places, reason in self._layouts:
             if layout is None or not layout.is_natural(places):
                 self.record(layer, "inputs", UnknownFeatureOrder(reason))
-        for layer, side, axes, reason, _ in self._plain:
-            orders = [order for axis in axes if (order := known.of(axis)) is not None]
+        for plain in self._plain:
+            orders = [order for axis in plain.axes if (order := known.of(axis)) is not None]
             if orders:
                 if not isinstance(orders[0], UnknownFeatureOrder):
-                    orders[0] = UnknownFeatureOrder(reason)
-                self.record(layer, side, orders[0])
+                    orders[0] = UnknownFeatureOrder(plain.reason)
+                self.record(plain.layer, plain.side, orders[0])
 
     def _note_axes(self) -> None:
         """Notes which features each layer has, and the axes that Keras makes them of."""
         found: dict[tuple[int, Side], set[Axis]] = {}
         recorded = {(id(layer), side) for layer, side, _ in self._axes}
         plain = [
-            (layer, side, given[0])
-            for layer, side, given, *_ in self._plain
-            if len(given) == 1 and (id(layer), side) not in recorded
+            (each.layer, each.side, each.axes[0])
+            for each in self._plain
+            if len(each.axes) == 1 and (id(each.layer), each.side) not in recorded
         ]
-        of_several = {(id(layer), side) for layer, side, *_, is_own in self._plain if not is_own}
+        of_several = {(id(each.layer), each.side) for each in self._plain if not each.is_own}
         for layer, side, axis in (*self._axes, *plain):
             if axis is not None:
                 found.setdefault((id(layer), side), set()).add(axis.find())
