@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import keras
@@ -26,17 +27,17 @@ class Target:
     owner: keras.layers.Layer
     path: str
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Returns the variable's name in its layer."""
         return self.path.rpartition("/")[2]
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """Returns the variable's shape."""
         return tuple(self.variable.shape)
 
-    @property
+    @functools.cached_property
     def dtype(self) -> str:
         """Returns the name of the variable's dtype."""
         return _keras.variables.dtype_name(self.variable)
