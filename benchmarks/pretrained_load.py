@@ -34,7 +34,7 @@ from common import measure, peak_memory
 from common.measure import Row, Spread
 
 MIB = 1 << 20
-OURS, FILL = "tfwd", "tfwd, into a model that is there"
+OURS, FILL = "tfwd", "tfwd, into an existing model"
 TORCH, HUB, ARRAYS = "transformers", "keras-hub", "load_file"
 SINGLE, SHARDS = "one file", "five shards"
 CONFIG = {
