@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from mutations.defects import DEFECTS, Defect
+from mutations.defects import DEFECTS
+from mutations.defects.defect import Defect
 
 ROOT = Path(__file__).resolve().parents[1]
 

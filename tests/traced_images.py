@@ -24,6 +24,18 @@ def head(units=4, name="f"):
     return layers.Dense(units, name=name, use_bias=False)
 
 
+def linear(name, x, weights):
+    """Returns PyTorch's Linear without a bias."""
+    return x @ weights[f"{name}.weight"].T
+
+
+def dense_layers(**sizes):
+    """Returns layers without a bias, and their weights in PyTorch."""
+    made = {name: head(outputs, name) for name, (outputs, _) in sizes.items()}
+    weights = {f"{name}.weight": RNG.normal(size=shape) for name, shape in sizes.items()}
+    return made, weights
+
+
 def point(image):
     """Returns PyTorch's Conv2d of width 1 on `[examples, channels, height, width]`."""
     bias = C["c.bias"][:, None, None]

@@ -20,9 +20,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from defects import DEFECTS, Defect
+from mutations.defects import DEFECTS
+from mutations.defects.defect import Defect
 
 ROOT = Path(__file__).resolve().parents[2]
 MOVED = ("layers", "optimizers", "configs")
@@ -141,6 +142,8 @@ def main() -> int:
     )
     given = parser.parse_args()
     chosen = [d for d in DEFECTS if given.k in d.what or given.k in d.file]
+    if not chosen:
+        parser.error(f"-k: no defect has '{given.k}' in its description or file")
     with tempfile.TemporaryDirectory(prefix="tfwd-mutations-") as top:
         folders: queue.Queue[Path] = queue.Queue()
         for number in range(given.jobs):

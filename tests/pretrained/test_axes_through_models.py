@@ -8,66 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from flattened_images import saved
-from traced_images import C, Model, X, check, conv, flat, head, image
+from traced_images import C, Model, X, check, conv, dense_layers, flat, head, image, linear
 
 from tfwd.pretrained import Key, PlanError, load
 
 RNG = np.random.default_rng(1)
 layers = keras.layers
-
-
-def softmax(x):
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def linear(name, x, weights):
-    return x @ weights[f"{name}.weight"].T
-
-
-def dense_layers(**sizes):
-    """Returns layers without a bias, and their weights in PyTorch."""
-    made = {name: head(outputs, name) for name, (outputs, _) in sizes.items()}
-    weights = {f"{name}.weight": RNG.normal(size=shape) for name, shape in sizes.items()}
-    return made, weights
-
-
-def attended(q, k, v, heads):
-    """Returns attention with several heads, on NumPy's arrays or TensorFlow's tensors."""
-    parts = [part.reshape(2, -1, heads, part.shape[-1] // heads) for part in (q, k, v)]
-    q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
-    mixed = softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])) @ v
-    return mixed.transpose(0, 2, 1, 3).reshape(2, -1, heads * v.shape[-1])
-
-
-def attention(m, x, heads, size):
-    def divided(rows):
-        return tf.transpose(tf.reshape(rows, (-1, x.shape[1], heads, size)), (0, 2, 1, 3))
-
-    q, k, v = divided(m.q(x)), divided(m.k(x)), divided(m.v(x))
-    scores = tf.nn.softmax(tf.matmul(q, k, transpose_b=True) / size**0.5)
-    mixed = tf.transpose(tf.matmul(scores, v), (0, 2, 1, 3))
-    return m.o(tf.reshape(mixed, (-1, x.shape[1], heads * size)))
-
-
-def tokens():
-    """Returns the pixels of PyTorch's image as a sequence, [examples, positions, channels]."""
-    return np.moveaxis(image(), 1, -1).reshape(2, 24, 5)
-
-
-def test_attention_of_a_vision_transformer(tmp_path):
-    """Checks attention on the patches of an image, whose heads are merged before a layer."""
-    sizes = {"q": (6, 5), "k": (6, 5), "v": (6, 5), "o": (5, 6), "f": (4, 5)}
-    made, weights = dense_layers(**sizes)
-
-    def call(m, x):
-        patches = tf.reshape(m.c(x), (-1, 24, 5))
-        return m.f(tf.reduce_mean(patches + attention(m, patches, 2, 3), 1))
-
-    x = tokens()
-    rows = attended(linear("q", x, weights), linear("k", x, weights), linear("v", x, weights), 2)
-    expected = linear("f", (x + linear("o", rows, weights)).mean(1), weights)
-    check(Model(call, c=conv(), **made), expected, tmp_path, C, weights)
 
 
 def test_shuffled_channels(tmp_path):
@@ -235,33 +181,6 @@ def test_an_activation_of_single_entries(tmp_path):
     check(model, expected, tmp_path, C, weights, x=X[:, 0, 0, :1] * np.ones((1, 7), "float32"))
 
 
-def test_heads_in_windows(tmp_path):
-    """Checks attention with two heads in windows of a normalized image, as in Swin."""
-    sizes = {"q": (4, 5), "k": (4, 5), "v": (4, 5), "o": (6, 4), "f": (4, 6)}
-    made, weights = dense_layers(**sizes)
-
-    def call(m, x):
-        h = m.n(m.c(x))
-        windows = tf.transpose(tf.reshape(h, (-1, 2, 2, 3, 2, 5)), (0, 1, 3, 2, 4, 5))
-        rows = attention(m, tf.reshape(windows, (-1, 4, 5)), 2, 2)
-        windows = tf.reshape(rows, (-1, 2, 3, 2, 2, 6))
-        joined = tf.reshape(tf.transpose(windows, (0, 1, 3, 2, 4, 5)), (-1, 4, 6, 6))
-        return m.f(tf.reduce_max(joined, (1, 2)))
-
-    norm = {"n.weight": RNG.normal(size=5), "n.bias": RNG.normal(size=5)}
-    h = np.moveaxis(image(), 1, -1)
-    h = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + 1e-3)
-    h = h * norm["n.weight"] + norm["n.bias"]
-    windows = h.reshape(2, 2, 2, 3, 2, 5).transpose(0, 1, 3, 2, 4, 5).reshape(12, 4, 5)
-    parts = [linear(name, windows, weights).reshape(12, 4, 2, 2) for name in "qkv"]
-    q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
-    mixed = softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(2)) @ v
-    rows = linear("o", mixed.transpose(0, 2, 1, 3).reshape(12, 4, 4), weights)
-    expected = linear("f", rows.reshape(2, 24, 6).max(1), weights)
-    model = Model(call, c=conv(), n=layers.LayerNormalization(name="n"), **made)
-    check(model, expected, tmp_path, C, norm, weights)
-
-
 # Functions of an image that a model makes of features, and the same functions in PyTorch.
 OF_IMAGES = {
     "mean": (lambda x: tf.reduce_mean(x, 2), lambda x: x.mean(3)),
@@ -315,17 +234,6 @@ def test_one_of_several_images_that_a_model_makes(tmp_path):
     first = linear("g", rows, weights).reshape(2, 12, 2, 8)[:, :, 0]
     scaled = first.swapaxes(1, 2) * depthwise["w.weight"][:, 0, 0]
     check(model, linear("f", scaled.reshape(2, 96), weights), tmp_path, weights, depthwise, x=rows)
-
-
-def test_attention_on_an_image_beside_the_image_is_refused(tmp_path):
-    """PyTorch's model may add the image to the attention with the channels last or first."""
-    inputs = keras.Input((24, 3))
-    steps = layers.Conv1D(5, 1, name="c")(inputs)
-    both = layers.Add()([steps, layers.Attention()([steps, steps])])
-    model = keras.Model(inputs, head()(layers.Flatten()(both)))
-    weights = {**C, "c.weight": C["c.weight"][..., 0], "f.weight": RNG.normal(size=(4, 120))}
-    with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
-        load(model, saved(tmp_path, weights), mapping={"c": "c", "f": "f"})
 
 
 # Functions that choose single features of a flattened image, or a part of them, and sum.

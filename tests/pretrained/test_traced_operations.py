@@ -124,36 +124,6 @@ def test_a_table_of_positions(tmp_path):
     check(model, tokens.mean(1) @ weight["f.weight"].T, tmp_path, C, table, weight)
 
 
-# How models of transformers get queries, keys and values, [examples, heads, steps, head size],
-# from one tensor [examples, steps, 3, heads, head size].
-PACKED = {
-    "slices": lambda x: [tf.transpose(x, (2, 0, 3, 1, 4))[i] for i in range(3)],
-    "unstack": lambda x: tf.unstack(tf.transpose(x, (2, 0, 3, 1, 4))),
-    "unstack of an inner axis": lambda x: [
-        tf.transpose(part, (0, 2, 1, 3)) for part in tf.unstack(x, axis=2)
-    ],
-}
-
-
-@pytest.mark.parametrize("packed", PACKED)
-def test_attention_that_a_model_computes(packed, tmp_path):
-    """Checks attention with 2 heads of size 4 on 4 steps, so that axes have equal sizes."""
-    weights = {"q.weight": RNG.normal(size=(24, 7)), "o.weight": RNG.normal(size=(8, 8))}
-
-    def call(m, x):
-        queries, keys, values = PACKED[packed](tf.reshape(m.q(x), (-1, 4, 3, 2, 4)))
-        scores = tf.nn.softmax(tf.matmul(queries, keys, transpose_b=True))
-        return m.o(tf.reshape(tf.transpose(scores @ values, (0, 2, 1, 3)), (-1, 4, 8)))
-
-    x = RNG.normal(size=(2, 4, 7)).astype("float32")
-    q, k, v = np.einsum("ntc,ahdc->anhtd", x, weights["q.weight"].reshape(3, 2, 4, 7))
-    scores = np.exp(np.einsum("nhtd,nhsd->nhts", q, k))
-    scores /= scores.sum(-1, keepdims=True)
-    mixed = np.einsum("nhts,nhsd,ohd->nto", scores, v, weights["o.weight"].reshape(8, 2, 4))
-    model = Model(call, q=head(24, "q"), o=head(8, "o"))
-    check(model, mixed, tmp_path, weights, x=x)
-
-
 def test_a_slice_of_examples_from_an_image_is_refused(tmp_path):
     """Checks that an image whose rows become the first axis keeps its unknown order."""
 

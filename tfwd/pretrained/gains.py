@@ -82,12 +82,12 @@ def gain_layout(
 
 
 def _other_axis(of_weight: Layout, in_file: Shape, in_keras: bool) -> str:
-    """Returns the advice to normalize over the axes that the file shows; "" if it shows none."""
+    """Returns the advice to normalize along the axis that the file shows; "" if it shows none."""
     if len(in_file) != len(of_weight.final if in_keras else of_weight.shape):
         return ""
     there = in_file.index(max(in_file))
     for axis in range(len(of_weight.final)):
         along = (axis, None) if in_keras else layout_along(of_weight, axis)
         if along is not None and along[0] == there:
-            return f": PyTorch's gain is the one of WeightNorm(axis={axis}, gain=True)"
+            return f". Use WeightNorm(axis={axis}, gain=True) for this weight, as in the file"
     return ""

@@ -1,0 +1,246 @@
+"""Defects of draws and seeds."""
+
+from __future__ import annotations
+
+from mutations.defects.defect import Defect, conformance
+
+DRAWN = conformance("draws", "every_training_call and (Dense or BatchNormalization)")
+KEPT = conformance("saving", "with_the_draws and Dense and dropout")
+DISTRIBUTED = ("tests/test_draws_under_tf_distribute.py",)
+EXAMPLES = ("tests/test_example_masks.py",)
+PER_EXAMPLE = "tests/layers/test_per_example.py"
+GAINS = "tests/layers/test_weight_norm_gain.py"
+
+DEFECTS = [
+    Defect(
+        "kept entries are not divided by keep",
+        "tfwd/_random/dropout_and_noise.py",
+        "        return constant(1.0 / keep, dtype)",
+        "        return constant(1.0, dtype)",
+        conformance("draws", "moments and (Dense or Embedding) and dropout"),
+    ),
+    Defect(
+        "a small mask keeps one entry in 2^16 too few",
+        "tfwd/_random/masks_and_normals.py",
+        "round(keep * LEVELS) * LEVELS - (1 << 31) - 1",
+        "(round(keep * LEVELS) - 1) * LEVELS - (1 << 31) - 1",
+        ("tests/test_masks_and_normals.py",),
+    ),
+    Defect(
+        "the weights of a layer are small or large by the first of them",
+        "layers/_substitution/substituted_call.py",
+        "for target, p in self.targeted\n            if not all",
+        "for target, p in self.targeted[:1]\n            if not all",
+        ("tests/layers/test_small_weights.py",),
+    ),
+    Defect(
+        "keep is rounded down and not to the nearest",
+        "tfwd/_random/masks_and_normals.py",
+        "max(round((1.0 - rate) * LEVELS), 1)",
+        "max(int((1.0 - rate) * LEVELS), 1)",
+        ("tests/test_masks_and_normals.py",),
+    ),
+    Defect(
+        "the gradient of dropout also reaches dropped entries",
+        "tfwd/_random/dropout_and_noise.py",
+        "return _linear(upstream, keep, late, rows, noise_shape)",
+        "return upstream / tf.cast(keep, upstream.dtype)",
+        conformance("gradients", "times_mask and Dense and dropout"),
+    ),
+    Defect(
+        "in backward the draw is made too early: its seed does not wait for the gradient",
+        "tfwd/_random/dropout_and_noise.py",
+        "(late,) = delayed_seeds.seeds_after([seed], [upstream])",
+        "late = seed",
+        ("tests/test_masks_gradients.py", "tests/test_saved_tensors.py"),
+    ),
+    Defect(
+        "equal elements of a chain draw alike",
+        "tfwd/parametrizations/chain.py",
+        "seed = seeds.fold_in(seed, 0, index)",
+        "seed = link.seed",
+        ("tests/test_parametrizations.py",),
+    ),
+    Defect(
+        "the outer wrapper of two is applied first",
+        "tfwd/parametrizations/chain.py",
+        "for link in chain for pair",
+        "for link in reversed(chain) for pair",
+        ("tests/layers/test_nested_wrappers.py",),
+    ),
+    Defect(
+        "a chain applies its elements in the opposite order",
+        "tfwd/parametrizations/chain.py",
+        "for p in self.parametrizations for element in p.elements()",
+        "for p in reversed(self.parametrizations) for element in p.elements()",
+        conformance("draws", "moments and Dense and patterns"),
+    ),
+    Defect(
+        "all examples of a batch have one mask",
+        "tfwd/_random/example_masks.py",
+        "parts = [_with_first_axes(tensor, [count, each]) for tensor in (*padded, seeds)]",
+        "parts = [_with_first_axes(tensor, [count, each]) for tensor in (*padded, seeds * 0)]",
+        EXAMPLES,
+    ),
+    Defect(
+        "backward of a product draws other masks for the kernel's gradient",
+        "tfwd/_random/example_masks.py",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, kept, keep), 0)",
+        "tf.reduce_sum(dropout_and_noise.drop_entries(products, ~kept, keep), 0)",
+        EXAMPLES,
+    ),
+    Defect(
+        "a tape stores the kernels of examples in eager mode",
+        "tfwd/_random/example_masks.py",
+        "with private_graph_apis.unrecorded():",
+        "if True:",
+        ("tests/test_saved_tensors.py", "-k", "eager"),
+    ),
+    Defect(
+        "a mask per example is drawn from the seed of the chain's first element",
+        "tfwd/parametrizations/chain.py",
+        "seed = seeds.fold_in(link.seed, 0, index) if index else link.seed",
+        "seed = link.seed",
+        (f"{PER_EXAMPLE}", "-k", "draws_from_the_seed_of_its_place"),
+    ),
+    Defect(
+        "an element after a mask per example is applied before it",
+        "tfwd/parametrizations/chain.py",
+        "if acts and found is not None:",
+        "if False:",
+        ("tests/test_parametrizations.py",),
+    ),
+    Defect(
+        "sparse inputs of a layer with masks per example are not rejected before the draw",
+        "layers/_substitution/per_example_call.py",
+        "if rank is None or _letters(layer, rank) is None:",
+        "if False:",
+        (PER_EXAMPLE,),
+    ),
+    Defect(
+        "a gain of an outer wrapper gets no gradient in a graph",
+        "layers/_substitution/substituted_call.py",
+        "for key in filter(wrapper.bound.__contains__, self._raw):",
+        "for key in ():",
+        (GAINS,),
+    ),
+    Defect(
+        "a gain begins as one and not as the length of the weight",
+        "layers/_substitution/trainable_gains.py",
+        "return element.first_reference(_keras.variables.value(target.variable))",
+        "return tf.ones(shape)",
+        (GAINS,),
+    ),
+    Defect(
+        "a gain keeps the length of a weight that is loaded",
+        "layers/_substitution/reference_weights.py",
+        "if id(gain.weight) in ids and id(gain.value) not in ids:",
+        "if False:",
+        (GAINS,),
+    ),
+    Defect(
+        "a folded layer has the raw weight",
+        "layers/_substitution/copies_with_effective_weights.py",
+        "values[positions[id(target.variable)]] = value",
+        "pass",
+        (GAINS,),
+    ),
+    Defect(
+        "moments of a dropped kernel have the variance of one kept entry",
+        "tfwd/dropout_moment_matching.py",
+        "stddev = tf.sqrt((1.0 - keep) / keep * squares)",
+        "stddev = tf.sqrt((1.0 - keep) * squares)",
+        ("tests/test_moment_matching.py",),
+    ),
+    Defect(
+        "combined blocks of draws lose the distance of their means",
+        "tfwd/dropout_moment_matching.py",
+        "moments[1] + added[1] + count * share * tf.square(distance)",
+        "moments[1] + added[1]",
+        ("tests/test_moment_matching.py",),
+    ),
+    Defect(
+        "dropout acts in evaluation too, under a tensor flag",
+        "tfwd/parametrizations/chain.py",
+        "(element.stochastic and not link.training):\n            continue\n        if reference",
+        "False:\n            continue\n        if reference",
+        conformance("gradients", "changes_nothing and Dense and dropout"),
+    ),
+    Defect(
+        "noise begins a call before start_call",
+        "tfwd/parametrizations/gaussian_noise.py",
+        "tf.cast(call >= self.start_call, tf.float32)",
+        "tf.cast(call + 1 >= self.start_call, tf.float32)",
+        ("tests/test_parametrizations.py", "tests/layers/test_variational_noise.py"),
+    ),
+    Defect(
+        "all replicas draw alike",
+        "layers/_substitution/seed_stream.py",
+        "replica = 0 if self.share_across_replicas else seeds.replica_id()",
+        "replica = 0",
+        DISTRIBUTED,
+    ),
+    Defect(
+        "share_across_replicas is ignored",
+        "layers/_substitution/seed_stream.py",
+        "replica = 0 if self.share_across_replicas else seeds.replica_id()",
+        "replica = seeds.replica_id()",
+        DISTRIBUTED,
+    ),
+    Defect(
+        "the two directions of a Bidirectional draw alike",
+        "layers/_substitution/seed_stream.py",
+        "return [seeds.fold_in(s, self.stream, 0) for s in chosen] if self.stream else chosen",
+        "return chosen",
+        ("tests/layers/test_seed_stream.py", "tests/layers/test_weight_drop_lstm.py"),
+    ),
+    Defect(
+        "training calls are not counted",
+        "layers/_substitution/seed_stream.py",
+        "counted = constant((0, 1), tf.int64)",
+        "counted = constant((0, 0), tf.int64)",
+        DRAWN,
+    ),
+    Defect(
+        "a weight file does not hold the number of the call",
+        "layers/_substitution/seed_stream.py",
+        'store["state"] = np.asarray(self.state)',
+        'store["state"] = np.asarray(self.state) * [1, 0]',
+        KEPT,
+    ),
+    Defect(
+        "a checkpoint does not hold the number of the call",
+        "layers/_substitution/seed_stream.py",
+        "_keras.variables.checkpoint(self, self.generator)",
+        "pass",
+        KEPT,
+    ),
+    Defect(
+        "the seed of a weight depends on the names of the layers it is in",
+        "layers/_substitution/substituted_call.py",
+        "draws.seeds_from_state(state, [target.position for target, _ in targeted])",
+        "draws.seeds_from_state(state, [sum(map(ord, target.path)) for target, _ in targeted])",
+        conformance("draws", "whatever_was_built and (Dense or Sequential)"),
+    ),
+    Defect(
+        "a schedule of the rate is one call ahead",
+        "layers/_substitution/substituted_call.py",
+        "parametrization.at(number)",
+        "parametrization.at(number + 1)",
+        ("tests/layers/test_weight_dropout.py", "tests/layers/test_parametrized.py"),
+    ),
+    Defect(
+        "training calls with a rate of 0 are not counted",
+        "layers/_substitution/weight_perturbation_mixin.py",
+        "if not targeted and flag is not False:",
+        "if False:",
+        ("tests/layers/test_rate_of_zero.py",),
+    ),
+    Defect(
+        "a rate that is NaN under XLA drops everything",
+        "tfwd/_random/masks_and_normals.py",
+        "return tf.where(tf.math.is_nan(keep), float(LEVELS), keep * LEVELS)",
+        "return keep * LEVELS",
+        ("tests/test_masks_and_normals.py", "-k", "rate_that_is_nan"),
+    ),
+]
