@@ -207,7 +207,7 @@ def test_labels_out_of_range_belong_to_their_output():
     report = report_of(model, x, [100 * y, bad], loss=["mse", sparse], jit_compile=True)
     assert "NaN or infinity in the input" in names(report)
     (cause,) = [cause for cause in report.causes if cause.name == "a label out of range"]
-    assert "'y[1]' has the labels 7 in row 5 of the batch" in cause.evidence
+    assert "'y[1]' has the label 7 in row 5 of the batch" in cause.evidence
     assert "output 'two' has 3 classes" in cause.evidence
 
 

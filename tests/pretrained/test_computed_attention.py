@@ -125,3 +125,66 @@ def test_attention_on_an_image_beside_the_image_is_refused(tmp_path):
     weights = {**C, "c.weight": C["c.weight"][..., 0], "f.weight": RNG.normal(size=(4, 120))}
     with pytest.raises(PlanError, match="'f/kernel': .*PyTorch flattens channels first"):
         load(model, saved(tmp_path, weights), mapping={"c": "c", "f": "f"})
+
+
+def turned_halves(x):
+    return np.concatenate([-x[..., 2:], x[..., :2]], -1)
+
+
+def turned_neighbours(x):
+    return np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+
+
+# Ways to turn the pairs of entries of a head [examples, steps, heads, 4] by 90 degrees, and the
+# same in NumPy. The pairs are the two halves, or neighbours.
+TURNS = {
+    "halves, joined": (lambda x: tf.concat([-x[..., 2:], x[..., :2]], -1), turned_halves),
+    "halves, stacked": (
+        lambda x: tf.reshape(tf.stack([-x[..., 2:], x[..., :2]], -2), tf.shape(x)),
+        turned_halves,
+    ),
+    "neighbours": (
+        lambda x: tf.reshape(tf.stack([-x[..., 1::2], x[..., ::2]], -1), tf.shape(x)),
+        turned_neighbours,
+    ),
+}
+
+
+def angles(steps, turn):
+    """Returns the angle of each entry of a head of size 4 at each step, [steps, 4]."""
+    found = steps[:, None] * np.array([1.0, 0.01])
+    return (
+        np.repeat(found, 2, -1) if turn is turned_neighbours else np.concatenate([found, found], -1)
+    )
+
+
+@pytest.mark.parametrize("way", TURNS)
+def test_rotary_embeddings(way, tmp_path):
+    """Checks attention with 2 heads of size 4 whose queries and keys are turned at each step.
+
+    The table of angles depends on the shape of the queries, and not on their entries.
+    """
+    made = {name: layers.EinsumDense("btm,mhd->bthd", (None, 2, 4), name=name) for name in "qkv"}
+    made["o"] = layers.EinsumDense("bthd,hdo->bto", (None, 6), name="o")
+    sizes = {"q": (8, 5), "k": (8, 5), "v": (8, 5), "o": (6, 8)}
+    weights = {f"{name}.weight": RNG.normal(size=size) for name, size in sizes.items()}
+    turn, in_numpy = TURNS[way]
+
+    def turned(x):
+        steps = tf.range(tf.cast(tf.shape(x)[1], tf.float32))
+        table = tf.stack([steps, 0.01 * steps], 1)
+        table = tf.stack([table, table], -1 if in_numpy is turned_neighbours else -2)
+        table = tf.reshape(table, (tf.shape(x)[1], 4))[:, None]
+        return x * tf.cos(table) + turn(x) * tf.sin(table)
+
+    def call(m, x):
+        scores = tf.nn.softmax(tf.einsum("nthd,nshd->nhts", turned(m.q(x)), turned(m.k(x))))
+        return m.o(tf.einsum("nhts,nshd->nthd", scores, m.v(x)))
+
+    x = RNG.normal(size=(2, 4, 5)).astype("float32")
+    q, k, v = (linear(name, x, weights).reshape(2, 4, 2, 4) for name in "qkv")
+    table = angles(np.arange(4), in_numpy)[:, None]
+    q, k = (each * np.cos(table) + in_numpy(each) * np.sin(table) for each in (q, k))
+    scores = softmax(np.einsum("nthd,nshd->nhts", q, k))
+    mixed = np.einsum("nhts,nshd->nthd", scores, v).reshape(2, 4, 8)
+    check(Model(call, **made), linear("o", mixed, weights), tmp_path, weights, x=x)

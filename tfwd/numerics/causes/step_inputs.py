@@ -94,7 +94,8 @@ def weights(evidence: Evidence) -> Iterator[Cause]:
         if evidence.was_trained()
         else "This is the first step of the training: the values came from a file or an "
         "initializer.",
-        False: "They were finite after the previous step: other code has changed them since.",
+        False: "They were finite before the previous update. It or other code "
+        "since then has changed them.",
         None: "They were not finite at the start, or an unchecked step changed them: check each "
         "step (every_n_steps=1).",
     }[evidence.is_first]
@@ -148,7 +149,7 @@ def arguments(evidence: Evidence) -> Iterator[Cause]:
 def learning_rate(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a learning rate that is not finite or negative."""
     for one in evidence.bad("learning rate"):
-        value = one.detail.low if one.detail.summary.non_finite == 0 else "not finite"
+        value = f"{one.detail.low:.6g}" if one.detail.summary.non_finite == 0 else "not finite"
         yield Cause(
             "a learning rate that is not finite or negative",
             f"The learning rate of this step is {value}{_iterations(evidence)}.",
@@ -178,7 +179,8 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
             what = f"output '{one.name}'" if one.name else "the model"
             yield Cause(
                 "a label out of range",
-                f"'{one.label}' has the labels {', '.join(map(str, wrong))} in {rows_text(rows)}, "
+                f"'{one.label}' has the label{'s' * (len(wrong) > 1)} "
+                f"{', '.join(map(str, wrong))} in {rows_text(rows)}, "
                 f"and {what} has {classes} class{'es' * (classes > 1)}, 0 to {classes - 1}.",
                 "number the labels from 0, or give the last layer as many units as there are "
                 "labels.",

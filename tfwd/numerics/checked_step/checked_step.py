@@ -15,7 +15,7 @@ assignments if a new value is not finite.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -27,14 +27,14 @@ from tfwd._keras import training as _keras_training
 from tfwd._keras import update_interception
 from tfwd.finite import exact_extent, extents_from_raw, raw_extent
 from tfwd.numerics.checked_step.replica_step import ReplicaStep, check_loss, update_if_good
+from tfwd.numerics.checked_step.safe_updates import (
+    has_own_constraint,
+    has_short_floats,
+    is_safe,
+)
 from tfwd.numerics.checked_step.tracked_variables import assign_all, tracked
 from tfwd.numerics.checked_tensors import Frame
-from tfwd.numerics.leaf_optimizers import SAFE, leaf_optimizers
-
-SMALLEST_EPSILON = 1e-12
-# Arguments of these optimizers that multiply a weight or a gradient, and arguments of averages.
-FACTORS, LARGEST_FACTOR = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue"), 1e6
-AVERAGES = ("beta_1", "beta_2", "rho", "momentum")
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
 
 
 class Outcome(NamedTuple):
@@ -169,8 +169,8 @@ class CheckedStep:
         leaves = leaf_optimizers(self.model)
         by_methods = all(map(update_interception.assigns_by_methods, leaves))
         is_known = self.is_keras_own and self.model.built
-        safe = is_known and all(map(_is_safe, leaves)) and not _has_half(self.model)
-        careful = self._exact or not safe or _has_own_constraint(self.model)
+        safe = is_known and all(map(is_safe, leaves)) and not has_short_floats(self.model)
+        careful = self._exact or not safe or has_own_constraint(self.model)
         # Operations may assign to a variable without its methods.
         past_methods = not (by_methods and self.is_keras_own)
         known = tracked(self.model)
@@ -200,7 +200,7 @@ class CheckedStep:
                 raise
         if self._restores_failures():
             is_hidden = any(step.has_hidden_rows for step in steps)
-            is_unsafe = not all(map(_is_safe, leaves)) and any(step.has_rows for step in steps)
+            is_unsafe = not all(map(is_safe, leaves)) and any(step.has_rows for step in steps)
             self._may_fail = bool(self._may_fail) or is_hidden or is_unsafe
         before = tentative.before(all_known=past_methods)
         if self.model.run_eagerly:
@@ -275,37 +275,3 @@ def _probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
 
 def _exact_probe(frame: Frame, tensor: Any, sequence: Any) -> tf.Tensor:
     return exact_extent(tensor)
-
-
-def _is_safe(leaf: Any) -> bool:
-    """Returns True if finite gradients of moderate size always give finite updates."""
-    epsilon = getattr(leaf, "epsilon", 1.0)
-    factors, averages = _numbers(leaf, FACTORS), _numbers(leaf, AVERAGES)
-    return (
-        all(0 <= factor <= LARGEST_FACTOR for factor in factors)
-        and all(0 <= average < 1 for average in averages)
-        and type(leaf).__name__ in SAFE
-        and update_interception.assigns_by_methods(leaf)
-        and isinstance(epsilon, (int, float))
-        and epsilon >= SMALLEST_EPSILON
-        and not getattr(leaf, "centered", False)
-    )
-
-
-def _has_half(model: keras.Model) -> bool:
-    """Returns True if a weight is float16. The square of a number above 256 is infinite there."""
-    weights = _keras.variables.trainable_variables(model)
-    return any(_keras.variables.tf_variable(v).dtype == tf.float16 for v in weights)
-
-
-def _numbers(leaf: Any, names: Sequence[str]) -> list[float]:
-    """Returns the arguments of an optimizer that are numbers. Other arguments are not in use."""
-    values = [getattr(leaf, name, None) for name in names]
-    return [value for value in values if isinstance(value, (int, float))]
-
-
-def _has_own_constraint(model: keras.Model) -> bool:
-    """Returns True if a custom constraint changes a weight after an update."""
-    weights = _keras.variables.trainable_variables(model)
-    constraints = [getattr(variable, "constraint", None) for variable in weights]
-    return any(not _keras.is_of_keras(type(one)) for one in constraints if one is not None)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.made_axes import JoinedAxis
-from tfwd.pretrained.flatten_order.merges import combined, joined
+from tfwd.pretrained.flatten_order.merges import joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.reshapes import reshaped
+from tfwd.pretrained.flatten_order.stacks import merged_stack
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, appended, made, permuted, selected
 
 
@@ -159,7 +160,7 @@ def reshape(call: OperationCall) -> Results:
     tensor = call.inputs[0]
     if tensor is None:
         return None
-    return reshaped(tensor, call.shapes[0], call.name, call.batch)
+    return merged_stack(call, tensor) or reshaped(tensor, call.shapes[0], call.name, call.batch)
 
 
 def concatenation(call: OperationCall) -> Results:
@@ -189,41 +190,6 @@ def concatenation(call: OperationCall) -> Results:
         reason = f"'{call.name}' adds positions to an image or a sequence"
         return made(result.axes, reason, is_contradictory=True)
     return result
-
-
-def stack(call: OperationCall) -> Results:
-    """Returns the result of a stack, which makes a new axis."""
-    shape = call.shapes[0]
-    axis = call.operation.get_attr("axis") % len(shape)
-    if not call.known:
-        return None
-    one = combined(
-        call.known, (*shape[:axis], *shape[axis + 1 :]), call.name, call.recorder.matches
-    )
-    axes = list(one.axes)
-    for position, tensor in enumerate(call.inputs):
-        if tensor is None:
-            call.joins_table(position, axes)
-    axes.insert(axis, None if shape[axis] == 1 else Axis(shape[axis]))
-    if shape[axis] == 1:
-        numbers: list[int | None] = list(range(len(shape) - 1))
-        numbers.insert(axis, None)
-        return selected(one, numbers, {})
-    return made(axes, f"'{call.name}' makes a new axis", natural=())
-
-
-def unstack(call: OperationCall) -> Results:
-    """Returns the results of the division of a tensor into its slices along an axis."""
-    tensor = call.inputs[0]
-    if tensor is None:
-        return None
-    rank = len(tensor.axes)
-    axis = call.operation.get_attr("axis") % rank
-    if axis == 0 and tensor.has_batch(call.batch):
-        return None
-    call.recorder.record_choice(tensor.axes[axis])
-    numbers = [number for number in range(rank) if number != axis]
-    return [selected(tensor, numbers, {}) for _ in call.shapes]
 
 
 def split(call: OperationCall) -> Results:

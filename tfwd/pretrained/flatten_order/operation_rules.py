@@ -17,11 +17,9 @@ from tfwd.pretrained.flatten_order.axis_operations import (
     reshape,
     resized_axes,
     split,
-    stack,
     strided_slice,
     top_entries,
     transpose,
-    unstack,
 )
 from tfwd.pretrained.flatten_order.elementwise_operations import (
     batch_normalization,
@@ -35,6 +33,7 @@ from tfwd.pretrained.flatten_order.image_operations import (
 )
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.product_operations import einsum, product
+from tfwd.pretrained.flatten_order.stacks import stack, unstack
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, made
 
 

@@ -194,7 +194,8 @@ class OperationRecorder:
                 self.reshaped.update(found[-1:] if is_reshaped else ())
             is_divided = is_divided or _changes_last_axis(entry.op)
             is_reshaped = is_reshaped or _changes_axes(entry.op)
-            waiting += [(each, is_reshaped, is_divided) for each in entry.op.inputs]
+            inputs = [] if entry.op.type in _SIZES else entry.op.inputs
+            waiting += [(each, is_reshaped, is_divided) for each in inputs]
         return found
 
     def _add_results(self, results: Iterable[Any]) -> None:

@@ -1,0 +1,88 @@
+"""Stacks of tensors along a new axis, and their division."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfwd.pretrained.flatten_order.axes import Axis
+from tfwd.pretrained.flatten_order.made_axes import JoinedAxis
+from tfwd.pretrained.flatten_order.merges import combined, joined
+from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, made, selected
+
+
+class StackAxis(Axis):
+    """The new axis of a stack.
+
+    Args:
+        tensors: The stacked tensors.
+    """
+
+    def __init__(self, tensors: Sequence[TensorAxes]) -> None:
+        super().__init__(len(tensors))
+        self.tensors = tuple(tensors)
+
+
+def stack(call: OperationCall) -> Results:
+    """Returns the result of a stack, which makes a new axis."""
+    shape = call.shapes[0]
+    axis = call.operation.get_attr("axis") % len(shape)
+    if not call.known:
+        return None
+    one = combined(
+        call.known, (*shape[:axis], *shape[axis + 1 :]), call.name, call.recorder.matches
+    )
+    axes = list(one.axes)
+    for position, tensor in enumerate(call.inputs):
+        if tensor is None:
+            call.joins_table(position, axes)
+    if shape[axis] == 1:
+        numbers: list[int | None] = list(range(len(shape) - 1))
+        numbers.insert(axis, None)
+        return selected(one, numbers, {})
+    is_known = len(call.known) == len(call.inputs)
+    axes.insert(axis, StackAxis(call.known) if is_known else Axis(shape[axis]))
+    return made(axes, f"'{call.name}' makes a new axis", natural=())
+
+
+def unstack(call: OperationCall) -> Results:
+    """Returns the results of the division of a tensor into its slices along an axis."""
+    tensor = call.inputs[0]
+    if tensor is None:
+        return None
+    rank = len(tensor.axes)
+    axis = call.operation.get_attr("axis") % rank
+    if axis == 0 and tensor.has_batch(call.batch):
+        return None
+    call.recorder.record_choice(tensor.axes[axis])
+    numbers = [number for number in range(rank) if number != axis]
+    return [selected(tensor, numbers, {}) for _ in call.shapes]
+
+
+def merged_stack(call: OperationCall, tensor: TensorAxes) -> TensorAxes | None:
+    """Returns the result of a reshape that merges the axis of a stack with an axis beside it.
+
+    With the next axis, the stack and the reshape are a concatenation along the next axis. With the
+    previous axis, entries of the stacked tensors alternate. Some rotary embeddings join the halves
+    of a head in these ways. Returns None for other reshapes, and if an axis alternates that is not
+    the last one: PyTorch's pixel shuffle may have it in another order.
+    """
+    for number, axis in enumerate(tensor.axes):
+        if not isinstance(axis, StackAxis):
+            continue
+        for first, other in ((number, number + 1), (number - 1, number - 1)):
+            is_last = first == len(tensor.axes) - 2
+            if other == len(tensor.axes) or (other < number and not is_last):
+                continue
+            size = tensor.sizes[other]
+            merged = None if size is None else len(axis.tensors) * size
+            if call.shapes[0] != (*tensor.sizes[:first], merged, *tensor.sizes[first + 2 :]):
+                continue
+            parts = [each.axes[first] for each in axis.tensors]
+            whole: Axis | None
+            if other < number:
+                whole = call.dependent(merged, parts)
+            else:
+                whole = JoinedAxis([part or Axis(1) for part in parts], call.name)
+            return joined(axis.tensors, first, whole, call.name, call.recorder.matches)
+    return None
