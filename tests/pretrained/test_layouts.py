@@ -406,6 +406,12 @@ def test_a_factor_for_each_channel(shape, in_file, tmp_path):
     np.testing.assert_allclose(model(x), x * gamma, rtol=1e-5)
 
 
+def test_a_table_of_positions_with_an_axis_for_the_examples(tmp_path):
+    table = normal(1, 5, 5)
+    model = loaded(layers.Embedding(5, 5, name="p"), (3,), {"p": table}, tmp_path, {"p": "p"})
+    np.testing.assert_array_equal(model(np.array([[4, 0, 1]])), table[:, [4, 0, 1]])
+
+
 def test_a_bias_has_one_axis(tmp_path):
     """Checks that a kernel with one output is no bias, so that a wrong mapping is found."""
     tensors = {"d.weight": normal(3, 4), "d.bias": normal(1, 3)}

@@ -138,8 +138,8 @@ class KeyMatching:
         name = found[0]
         entry = self._source.entries[name]
         layout, error = layouts.layout(target, name)
-        if _is_same_vector(entry.shape, layout.shape) and not has_known_use(target):
-            layout = dataclasses.replace(layout, shape=entry.shape)  # such as LayerScale
+        if _is_same_but_for_size_1(target, entry.shape, layout.shape):
+            layout = dataclasses.replace(layout, shape=entry.shape)
         if error:
             self.mistakes.append(error)
         elif entry.shape != layout.shape:
@@ -204,10 +204,16 @@ class KeyMatching:
                 )
 
 
-def _is_same_vector(one: Shape, other: Shape) -> bool:
-    """Returns True if shapes have the same one axis that is longer than 1, or none."""
-    axes, other_axes = (tuple(size for size in shape if size != 1) for shape in (one, other))
-    return len(axes) < 2 and axes == other_axes
+def _is_same_but_for_size_1(target: Target, in_file: Shape, expected: Shape) -> bool:
+    """Returns True if a tensor has other axes of size 1 than expected, and no other order.
+
+    This holds for vectors, such as LayerScale's, and for a table of positions with an axis for the
+    examples. A bias is always a vector without such axes.
+    """
+    if isinstance(target.owner, keras.layers.Embedding):
+        return in_file == (1, *expected)
+    axes, expected_axes = (tuple(n for n in shape if n != 1) for shape in (in_file, expected))
+    return len(axes) < 2 and axes == expected_axes and not has_known_use(target)
 
 
 def _first_inside(pattern: str, owners: Iterable[str]) -> str | None:
