@@ -47,6 +47,26 @@ def test_other_kernels_with_the_outputs_first(tmp_path):
     np.testing.assert_allclose(model(x), x @ a.T @ b.T @ c.T, rtol=1e-4, atol=1e-5)
 
 
+class Positions(layers.Layer):
+    """Adds a table of positions, as keras-hub's `PositionEmbedding`."""
+
+    def build(self, shape):
+        self.embeddings = self.add_weight(name="embeddings", shape=shape[1:])
+
+    def call(self, x):
+        return x + self.embeddings
+
+
+def test_a_table_does_not_show_the_order_of_kernels(tmp_path):
+    """Checks that the order of a table of positions says nothing about a square kernel."""
+    table, b, x = (RNG.normal(size=size) for size in ((3, 4), (4, 4), (5, 3, 4)))
+    model = sequential(keras.Input((3, 4)), Positions(name="p"), dense(4, "b"))
+    folder = saved(tmp_path, {"position_embeddings.weight": table, "b.weight": b})
+    key = Key("position_embeddings.weight", transposed=False)
+    load(model, folder, mapping={"p": key, "b": "b"})
+    np.testing.assert_allclose(model(x), (x + table) @ b.T, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("is_confirmed", [False, True])
 def test_a_parameter_without_a_known_name(is_confirmed, tmp_path):
     """Checks a parameter such as `text_projection` of CLIP, which multiplies from the right."""

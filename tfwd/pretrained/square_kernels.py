@@ -50,9 +50,14 @@ class Kernel(NamedTuple):
 
 
 def is_matrix(step: Step) -> bool:
-    """Returns True for a matrix in the file that multiplies a layer's inputs."""
+    """Returns True for a matrix in the file that multiplies a layer's inputs.
+
+    A table of embeddings has the same order in all libraries. A custom layer for positions, such as
+    keras-hub's `PositionEmbedding`, is known by its key.
+    """
     others = (keras.layers.Embedding, *ORDER_PRESERVING_LAYERS)
-    return len(step.entry.shape) == 2 and not isinstance(step.target.owner, others)
+    is_table = isinstance(step.target.owner, others) or "embed" in step.key.lower()
+    return len(step.entry.shape) == 2 and not (is_table and step.target.name not in MATRICES)
 
 
 def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]) -> list[str]:
