@@ -8,6 +8,13 @@ BY_HAND = "tests/layers/transformer/test_numpy_encoders.py"
 
 DEFECTS = [
     Defect(
+        "joined rows of an image have the order of PyTorch",
+        "tfwd/pretrained/flatten_order/pieces.py",
+        "if any(len(each) > 1 for each in positions.values())",
+        "if not positions",
+        ("tests/pretrained/test_pieces_of_images.py",),
+    ),
+    Defect(
         "which of ALBERT's layers share their weights is computed in whole numbers",
         "layers/transformer/transformer_stack.py",
         "self.layers[int(i / (self.num_layers / len(self.layers)))]",

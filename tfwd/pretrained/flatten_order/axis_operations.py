@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
-from tfwd.pretrained.flatten_order.made_axes import JoinedAxis
 from tfwd.pretrained.flatten_order.merges import joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.pieces import (
+    CroppedAxis,
+    channels_of_piece,
+    cropped,
+    is_image,
+    joined_axis,
+)
 from tfwd.pretrained.flatten_order.reshapes import reshaped
 from tfwd.pretrained.flatten_order.stacks import merged_stack
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, appended, made, permuted, selected
+
+# Operations that choose entries at some positions of an axis.
+_SLICES = ("StridedSlice", "Slice", "Split", "SplitV")
 
 
 def reduction(call: OperationCall) -> Results:
@@ -25,10 +34,12 @@ def reduction(call: OperationCall) -> Results:
         return of_all_examples(call)
     for number in reduced:
         call.recorder.record_reduction(tensor.axes[number])
+    positions = cropped(tensor.axes[number] for number in reduced)
+    new = channels_of_piece(tensor, reduced, call.batch, positions) if positions else {}
     is_kept = len(call.shapes[0]) == rank
     if is_kept:
-        return selected(tensor, [None if n in reduced else n for n in range(rank)], {})
-    return selected(tensor, [n for n in range(rank) if n not in reduced], {})
+        return selected(tensor, [None if n in reduced else n for n in range(rank)], new)
+    return selected(tensor, [n for n in range(rank) if n not in reduced], new)
 
 
 def of_all_examples(call: OperationCall) -> Results:
@@ -87,20 +98,35 @@ def _with_sizes(
             f"'{call.name}' acts along an axis that PyTorch may have elsewhere"
         )
     others: dict[int, Axis | None] = {}
+    chosen = [n for n in range(len(tensor.axes)) if n not in numbers]
     for size, number in zip(shape, numbers, strict=True):
         if number is None:
             continue
         axis = tensor.axes[number]
         if number in changed or (1 if axis is None else axis.size) != size:
-            others[number] = call.dependent(size, [axis])
+            others[number] = _changed_axis(call, tensor, number, size)
             if size == 1:
                 call.recorder.record_choice(axis)
+                chosen.append(number)
+    if call.traced.kind in _SLICES:
+        others = {**channels_of_piece(tensor, chosen, call.batch, call.operation.name), **others}
     grown = [n for n in others if tensor.axes[n] is None and others[n] is not None]
     if grown:  # a repeated axis of size 1
         others |= {n: Axis(shape[numbers.index(n)], is_repetition=True) for n in grown}
         axes = [None if n is None else others.get(n, tensor.axes[n]) for n in numbers]
         return made(axes, f"'{call.name}' repeats features at several positions")
     return selected(tensor, numbers, others)
+
+
+def _changed_axis(
+    call: OperationCall, tensor: TensorAxes, number: int, size: int | None
+) -> Axis | None:
+    """Returns an axis that has another size or other entries after an operation."""
+    axis = tensor.axes[number]
+    is_position = 0 < number < len(tensor.axes) - 1 and is_image(tensor, call.batch)
+    if call.traced.kind in _SLICES and is_position and axis is not None and size != 1:
+        return CroppedAxis(size, [axis], f"'{call.name}' changes flattened features")
+    return call.dependent(size, [axis])
 
 
 def along_one_axis(call: OperationCall) -> Results:
@@ -183,7 +209,7 @@ def concatenation(call: OperationCall) -> Results:
             has_tokens = axis != rank - 1
     if axis == 0 and all(tensor.has_batch(call.batch) for tensor in call.known):
         return of_all_examples(call)
-    whole = parts[0] if len(parts) == 1 else JoinedAxis(parts, call.name)  # type: ignore[arg-type]
+    whole = parts[0] if len(parts) == 1 else joined_axis(parts, call.name)  # type: ignore[arg-type]
     result = joined(call.known, axis, whole, call.name, call.recorder.matches)
     if has_tokens and not result.is_as_in_keras():
         # PyTorch's model may have moved the channels to the end, as for a transformer.
@@ -200,11 +226,12 @@ def split(call: OperationCall) -> Results:
         return None
     axis = number[0] % len(tensor.axes)
     results = []
-    for shape in call.shapes:
-        other = call.dependent(shape[axis], [tensor.axes[axis]])
-        if other is None:
+    for part, shape in enumerate(call.shapes):
+        new = {axis: _changed_axis(call, tensor, axis, shape[axis])}
+        if new[axis] is None:
             call.recorder.record_choice(tensor.axes[axis])
-        results.append(selected(tensor, list(range(len(shape))), {axis: other}))
+            new |= channels_of_piece(tensor, [axis], call.batch, (call.operation.name, part))
+        results.append(selected(tensor, list(range(len(shape))), new))
     return results
 
 

@@ -11,7 +11,8 @@ from tfwd.pretrained.flatten_order import layer_groups as groups
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import Place
-from tfwd.pretrained.flatten_order.made_axes import dependent_axis
+from tfwd.pretrained.flatten_order.made_axes import DependentAxis, dependent_axis
+from tfwd.pretrained.flatten_order.pieces import CroppedAxis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like, made, with_unknown_axes
 
 
@@ -119,7 +120,8 @@ def _with_other_entries(call: Call, axis: Axis | None, size: int | None) -> Axis
     """Returns an axis after a layer that combines its entries, also if its size stays."""
     if size == 1 or axis is None:
         return _resized(call, axis, size)
-    return dependent_axis(size, [axis], f"'{call.name}' changes flattened features")
+    kind = CroppedAxis if isinstance(call.layer, groups.CROPPING_LAYERS) else DependentAxis
+    return kind(size, [axis], f"'{call.name}' changes flattened features")
 
 
 def _resized(call: Call, axis: Axis | None, size: int | None) -> Axis | None:

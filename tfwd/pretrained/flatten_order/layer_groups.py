@@ -21,12 +21,13 @@ def _of_ranks(*names: str) -> tuple[Any, ...]:
 
 CONVOLUTIONS = _of_ranks("Conv{}D", "Conv{}DTranspose", "SeparableConv{}D", "DepthwiseConv{}D")
 UPSAMPLING_LAYERS = _of_ranks("UpSampling{}D")
+CROPPING_LAYERS = (*_of_ranks("Cropping{}D"), *_named("CenterCrop"))
 # These layers change the positions of an image.
 RESIZING_LAYERS = (
-    *_of_ranks("MaxPooling{}D", "AveragePooling{}D", "Cropping{}D", "ZeroPadding{}D"),
+    *_of_ranks("MaxPooling{}D", "AveragePooling{}D", "ZeroPadding{}D"),
     *_of_ranks("AdaptiveMaxPooling{}D", "AdaptiveAveragePooling{}D"),
-    *_named("Resizing", "CenterCrop"),
-    *UPSAMPLING_LAYERS,
+    *_named("Resizing"),
+    *(*CROPPING_LAYERS, *UPSAMPLING_LAYERS),
 )
 # Layers on images.
 IMAGE_LAYERS = (

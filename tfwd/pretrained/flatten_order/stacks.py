@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
-from tfwd.pretrained.flatten_order.made_axes import JoinedAxis
 from tfwd.pretrained.flatten_order.merges import combined, joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.pieces import channels_of_piece, joined_axis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, made, selected
 
 
@@ -56,7 +56,11 @@ def unstack(call: OperationCall) -> Results:
         return None
     call.recorder.record_choice(tensor.axes[axis])
     numbers = [number for number in range(rank) if number != axis]
-    return [selected(tensor, numbers, {}) for _ in call.shapes]
+    name = call.operation.name
+    pieces = [
+        channels_of_piece(tensor, [axis], call.batch, (name, n)) for n in range(len(call.shapes))
+    ]
+    return [selected(tensor, numbers, piece) for piece in pieces]
 
 
 def merged_stack(call: OperationCall, tensor: TensorAxes) -> TensorAxes | None:
@@ -83,6 +87,6 @@ def merged_stack(call: OperationCall, tensor: TensorAxes) -> TensorAxes | None:
             if other < number:
                 whole = call.dependent(merged, parts)
             else:
-                whole = JoinedAxis([part or Axis(1) for part in parts], call.name)
+                whole = joined_axis([part or Axis(1) for part in parts], call.name)
             return joined(axis.tensors, first, whole, call.name, call.recorder.matches)
     return None
