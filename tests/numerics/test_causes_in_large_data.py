@@ -8,6 +8,8 @@ from non_finite_reports import dense, names, report_of
 from planted_nan_models import data
 from stack_marks import SOAK_ON_KERAS_2
 
+from tfwd.callbacks import FiniteCheck
+
 pytestmark = SOAK_ON_KERAS_2
 layers = keras.layers
 
@@ -77,3 +79,32 @@ def test_an_example_whose_units_are_equal(kind):
     assert "row 2 of the batch" in cause.evidence
     assert "units before this layer are all the same" in cause.advice
     assert "larger batch" not in cause.advice
+
+
+def test_large_statistics_do_not_explode():
+    """Checks a label whose square is infinite, after an adapted layer with a large variance."""
+    rng = np.random.default_rng(0)
+    x = 3e3 * rng.normal(size=(24, 6)).astype("float32") + 5e3
+    y = np.ones((24, 1), "float32")
+    y[19] = 3e19
+    adapted = layers.Normalization(name="adapted")
+    adapted.adapt(x)
+    model = keras.Sequential([keras.Input((6,)), adapted, layers.Dense(1)])
+    report = report_of(model, x, y, optimizer=keras.optimizers.Adam(1e-3))
+    assert names(report) == ["the loss function"] and report.step == 3
+
+
+def test_skipped_steps_are_no_updates():
+    """Checks that large weights are named in each step, if all steps are skipped."""
+    large = keras.initializers.Constant(5e3)
+    model = dense(
+        layers.Activation("exponential"), layers.Dense(1, name="last"), kernel_initializer=large
+    )
+    model.compile(keras.optimizers.Adam(1e-3), "mse", jit_compile=False)
+    x, y = data(3)
+    check = FiniteCheck("skip")
+    with pytest.warns(UserWarning, match="skipped a step"):
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[check])
+    assert [names(report) for report in check.reports] == [["an overflow in the forward pass"]] * 3
+    for report in check.reports[1:]:
+        assert "No step has changed the weights yet" in report.causes[0].evidence

@@ -214,31 +214,33 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         )
         return
     at = evidence.found.index(evidence.first)
+    counts = evidence.iterations()
+    no_update = not evidence.was_trained() if counts else bool(evidence.is_first)
+    frozen = _frozen_weights(evidence) if not no_update else set()
     enormous = [
         one
         for one in evidence.found[:at]
         if one.frame.dtype != "float16"
         and one.frame.kind not in ("data", "loss scale", "learning rate")
+        and not (one.frame.kind == "weight" and one.frame.name in frozen)
         and _reaches(one, LARGE if one.frame.kind == "weight" else SQUARED_IS_FINITE)
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
         scale = large_inputs(evidence, "")
         forward = evidence.first.frame.direction == "forward"
-        is_first = evidence.is_first and not evidence.was_trained()
         grown_weights = any(one.frame.kind == "weight" for one in enormous)
-        if forward and (is_first or not (grown_weights or evidence.history)):
-            when = (
-                "This is the first step of the training: neither gradients nor the learning rate "
-                "are the cause."
-                if is_first
-                else "The sizes of earlier gradients are not known."
-            )
+        if forward and (no_update or not (grown_weights or evidence.history)):
+            when = "The sizes of earlier gradients are not known."
+            if no_update:
+                first = "This is the first step of the training"
+                reason = first if evidence.is_first else "No step has changed the weights yet"
+                when = f"{reason}: neither gradients nor the learning rate are the cause."
             yield _overflow_without_updates(largest, scale, when)
             return
         first_steps = (
             ""
-            if grown_weights and not is_first
+            if grown_weights and not no_update
             else "; in one of the first steps, check the initial weights and the scale of the data"
         )
         yield Cause(
@@ -248,6 +250,13 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
             f"gradients (global_clipnorm=1.0 of any Keras optimizer){first_steps}.",
         )
+
+
+def _frozen_weights(evidence: Evidence) -> set[str]:
+    """Returns the paths of the weights that no update changes, such as adapted statistics."""
+    weights = _keras.variables.weights(evidence.model)
+    trained = {id(v) for v in _keras.variables.trainable_variables(evidence.model)}
+    return {_keras.variables.path(v) for v in weights if id(v) not in trained}
 
 
 def _overflow_without_updates(largest: Measurement, scale: str, when: str) -> Cause:
