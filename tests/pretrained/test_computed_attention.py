@@ -188,3 +188,28 @@ def test_rotary_embeddings(way, tmp_path):
     scores = softmax(np.einsum("nthd,nshd->nhts", q, k))
     mixed = np.einsum("nhts,nshd->nthd", scores, v).reshape(2, 4, 8)
     check(Model(call, **made), linear("o", mixed, weights), tmp_path, weights, x=x)
+
+
+def test_a_mask_that_is_repeated_for_each_head(tmp_path):
+    """Checks a mask of steps, and a causal mask that is made like the scores, as in GPT-2."""
+    made = {name: layers.EinsumDense("btm,mhd->bthd", (None, 2, 4), name=name) for name in "qkv"}
+    made["o"] = layers.EinsumDense("bthd,hdo->bto", (None, 6), name="o")
+    sizes = {"q": (8, 5), "k": (8, 5), "v": (8, 5), "o": (6, 8)}
+    weights = {f"{name}.weight": RNG.normal(size=size) for name, size in sizes.items()}
+
+    def call(m, x):
+        scores = tf.einsum("nthd,nshd->nhts", m.q(x), m.k(x))
+        is_known = tf.reduce_any(x != 0, -1)[:, None, None]
+        causal = tf.linalg.band_part(tf.ones_like(scores, tf.float32), -1, 0) > 0
+        mask = tf.logical_and(tf.ones_like(scores, tf.bool), is_known)
+        scores = tf.nn.softmax(tf.where(tf.logical_and(causal, mask), scores, -1e9))
+        return m.o(tf.einsum("nhts,nshd->nthd", scores, m.v(x)))
+
+    x = RNG.normal(size=(2, 4, 5)).astype("float32")
+    x[1, 2] = 0
+    q, k, v = (linear(name, x, weights).reshape(2, 4, 2, 4) for name in "qkv")
+    scores = np.einsum("nthd,nshd->nhts", q, k)
+    mask = np.tril(np.ones((4, 4))) * (x != 0).any(-1)[:, None, None]
+    mixed = np.einsum("nhts,nshd->nthd", softmax(np.where(mask > 0, scores, -1e9)), v)
+    expected = linear("o", mixed.reshape(2, 4, 8), weights)
+    check(Model(call, **made), expected, tmp_path, weights, x=x)

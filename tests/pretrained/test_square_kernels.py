@@ -67,6 +67,20 @@ def test_a_table_does_not_show_the_order_of_kernels(tmp_path):
     np.testing.assert_allclose(model(x), (x + table) @ b.T, rtol=1e-4, atol=1e-5)
 
 
+def test_the_biases_of_a_gru_do_not_show_the_order_of_kernels(tmp_path):
+    model = sequential(keras.Input((3, 5)), layers.GRU(4, name="g"), dense(4, "b"))
+    recurrent = {"w_ih": (12, 5), "w_hh": (12, 4), "bias": (2, 12), "b.weight": (4, 4)}
+    tensors = {name: RNG.normal(size=shape) for name, shape in recurrent.items()}
+    mapping = {
+        "g/(.*/)?kernel": "w_ih",
+        "g/(.*/)?recurrent_kernel": "w_hh",
+        "g/(.*/)?bias": Key("bias", transposed=False),
+        "b": "b",
+    }
+    load(model, saved(tmp_path, tensors), mapping=mapping)
+    np.testing.assert_allclose(model.get_layer("b").get_weights()[0], tensors["b.weight"].T)
+
+
 @pytest.mark.parametrize("is_confirmed", [False, True])
 def test_a_parameter_without_a_known_name(is_confirmed, tmp_path):
     """Checks a parameter such as `text_projection` of CLIP, which multiplies from the right."""

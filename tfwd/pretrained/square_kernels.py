@@ -53,11 +53,14 @@ def is_matrix(step: Step) -> bool:
     """Returns True for a matrix in the file that multiplies a layer's inputs.
 
     A table of embeddings has the same order in all libraries. A custom layer for positions, such as
-    keras-hub's `PositionEmbedding`, is known by its key.
+    keras-hub's `PositionEmbedding`, is known by its name or key. The two biases of a GRU are no
+    matrix either.
     """
     others = (keras.layers.Embedding, *ORDER_PRESERVING_LAYERS)
-    is_table = isinstance(step.target.owner, others) or "embed" in step.key.lower()
-    return len(step.entry.shape) == 2 and not (is_table and step.target.name not in MATRICES)
+    names = f"{step.target.path} {step.key}".lower()
+    is_table = isinstance(step.target.owner, others) or "embed" in names
+    is_other = step.target.name == "bias" or (is_table and step.target.name not in MATRICES)
+    return len(step.entry.shape) == 2 and not is_other
 
 
 def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]) -> list[str]:

@@ -148,14 +148,16 @@ def _advice(
     side = next(iter(unknown))
     if len(unknown) == 1 and (sizes := of_model.sizes.get(side)):
         channels_first, option = (sizes[-1], *sizes[:-1]), OPTIONS[side]
-        other = (
-            ""  # a cube's shape does not show that the channels are first
-            if given_order(channels_first, side, of_model).problem
-            else f"; or to Key(..., {option}={channels_first}) if it has axes of {channels_first}"
-        )
+        if given_order(channels_first, side, of_model).problem:  # such as a cube
+            when = f"the axes of {sizes} in Keras's order here, and not the channels first"
+        else:
+            when = (
+                f"axes of {sizes} here, as Keras has; or to Key(..., {option}={channels_first}) if "
+                f"it has axes of {channels_first}"
+            )
         return (
-            f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has axes of {sizes} here, "
-            f"as Keras has{other}. Otherwise {in_keras_order(target, key, of_model)}"
+            f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has {when}. Otherwise "
+            f"{in_keras_order(target, key, of_model)}"
         )
     shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
     rest = f". Otherwise {in_keras_order(target, key, of_model)}" if "outputs" in unknown else ""

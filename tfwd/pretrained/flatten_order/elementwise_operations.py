@@ -25,17 +25,17 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
     rank = len(result.axes)
     used = [rank - len(shape) + n for n, size in enumerate(shape) if size != 1]
     source = call.operation.inputs[number]
-    if not used or source.op.type in ("ZerosLike", "OnesLike", "Fill"):
-        return result
+    is_equal = source.op.type in ("ZerosLike", "OnesLike", "Fill")  # all entries are equal
     axes = [result.axes[n] for n in used]
     grown = [n for n in used if result.axes[n] is None]
     if grown:  # the table repeats the tensor
         new = list(result.axes)
         for n in grown:
-            new[n] = Axis(call.shapes[0][n])
-        call.joins_table(number, axes)
+            new[n] = Axis(call.shapes[0][n], is_repetition=is_equal)
+        if not is_equal:
+            call.joins_table(number, axes)
         return made(new, f"'{call.name}' combines tensors in several orders of axes")
-    if not call.joins_table(number, axes):
+    if not used or is_equal or not call.joins_table(number, axes):
         return result
     layout = result.layout
     if len(used) > 1 and not result.is_as_in_keras():
