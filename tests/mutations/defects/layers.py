@@ -113,7 +113,7 @@ DEFECTS = [
         ("tests/test_unwrap.py",),
     ),
     Defect(
-        "what a wrapped layer updates, such as statistics, is lost",
+        "the statistics that a wrapped layer updates are lost",
         "layers/_substitution/weight_perturbation_mixin.py",
         "stateless_call.assign(result.updates)",
         "pass",

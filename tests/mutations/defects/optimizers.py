@@ -25,7 +25,7 @@ DEFECTS = [
         DECAY,
     ),
     Defect(
-        "a variable that stands in the list twice is decayed twice",
+        "a variable that is twice in the list is decayed twice",
         "optimizers/decoupled_weight_decay.py",
         "if first(variable) else None",
         "if first(variable) or True else None",
@@ -39,14 +39,14 @@ DEFECTS = [
         DECAY,
     ),
     Defect(
-        "NonMonotonicASGD compares with an evaluation too many",
+        "NonMonotonicASGD compares with one evaluation too many",
         "optimizers/non_monotonic_asgd.py",
         "float(recent[0])",
         "float(recent[min(1, len(recent) - 1)])",
         AVERAGE,
     ),
     Defect(
-        "the average of NonMonotonicASGD leaves its last step out",
+        "the average of NonMonotonicASGD has no last step",
         "optimizers/non_monotonic_asgd.py",
         "share = tf.cast(1 / count, average.dtype)",
         "share = tf.cast(1 / (count + 1), average.dtype)",
@@ -74,7 +74,7 @@ DEFECTS = [
         (RULES, "-k", "einsum"),
     ),
     Defect(
-        "the two uses of one weight are squared apart",
+        "the gradients of two uses of one weight are squared separately",
         "tfwd/gradients/shared_weights.py",
         "squares = squares + product",
         "pass",

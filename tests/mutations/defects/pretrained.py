@@ -15,7 +15,7 @@ DEFECTS = [
         ("tests/pretrained/test_pieces_of_images.py",),
     ),
     Defect(
-        "which of ALBERT's layers share their weights is computed in whole numbers",
+        "the groups of ALBERT's layers are computed in whole numbers",
         "layers/transformer/transformer_stack.py",
         "self.layers[int(i / (self.num_layers / len(self.layers)))]",
         "self.layers[i * len(self.layers) // self.num_layers]",
@@ -36,7 +36,7 @@ DEFECTS = [
         ("tests/layers/transformer/test_masked_attention_scores.py",),
     ),
     Defect(
-        "token ids that are not whole are cut",
+        "token ids that are no integers are truncated",
         "layers/transformer/input_checks.py",
         "ids = self._require_each(tf.equal(tf.round(ids), ids), ids, message, ids)",
         "ids = self._require_each(tf.equal(ids, ids), ids, message, ids)",
@@ -64,7 +64,7 @@ DEFECTS = [
         ("tests/pretrained/test_normalized_channels.py",),
     ),
     Defect(
-        "a layer inside a custom layer may take a flattened image unseen",
+        "a flattened image inside a custom layer is not noticed",
         "tfwd/pretrained/flatten_order/layer_rules.py",
         'call.recorder.record_unseen("inputs", shape, inside, takes)',
         "pass",
@@ -85,7 +85,7 @@ DEFECTS = [
         ("tests/pretrained/test_orders_that_nothing_proves.py", "-k", "twice"),
     ),
     Defect(
-        "a subclassed model may flatten with a function unseen",
+        "a flattening function in a subclassed model is not noticed",
         "tfwd/pretrained/flatten_order/unseen_layers.py",
         "if size not in known | last_image:",
         "if False:",
@@ -127,14 +127,14 @@ DEFECTS = [
         (BY_HAND, "-k", "activations"),
     ),
     Defect(
-        "an argument that no shape tells is not compared with the config",
+        "an argument that no shape shows is not compared with the config",
         "layers/transformer/formats/published_configs.py",
         "            if not same:\n",
         "            if False:\n",
         (BY_HAND, "-k", "shape"),
     ),
     Defect(
-        "frozen parts of a layer are set free in a file",
+        "a file forgets which parts of a layer are frozen",
         "layers/transformer/composite_layer.py",
         "                inside[path].trainable = flag",
         "                pass",
@@ -251,7 +251,7 @@ DEFECTS = [
         ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     Defect(
-        "flags of an expression are overlooked where it is looked up",
+        "the flags of a regular expression are ignored in the index of keys",
         "tfwd/path_patterns.py",
         "_CHANGES = re.IGNORECASE | re.VERBOSE",
         "_CHANGES = re.VERBOSE",
@@ -265,7 +265,7 @@ DEFECTS = [
         ("tests/pretrained/test_loading_cost_and_values.py",),
     ),
     Defect(
-        "each block of a table is read into its beginning",
+        "each block of a table is read into the table's first rows",
         "tfwd/pretrained/sources/safetensors_files.py",
         "begin = 0 if into is None else start * row",
         "begin = 0",

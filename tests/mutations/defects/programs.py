@@ -6,7 +6,7 @@ from mutations.defects.defect import Defect
 
 DEFECTS = [
     Defect(
-        "the states that one window ends with are not those that the next begins with",
+        "the next window does not continue with the states of the last window",
         "tfwd/runs/training/step.py",
         "self.workers.assign_rows(variable, value)",
         "self.workers.assign_rows(variable, tf.roll(value, 1, 0))",
@@ -37,7 +37,7 @@ DEFECTS = [
         slow=True,
     ),
     Defect(
-        "a worker does not learn that another one must stop",
+        "a worker is not told that another worker must stop",
         "tfwd/runs/workers/stop_votes.py",
         "if signals.any() and not self._stop:",
         "if False:",
@@ -52,14 +52,14 @@ DEFECTS = [
         ("tests/lm/test_steps_per_update.py",),
     ),
     Defect(
-        "two workers may have one number",
+        "two workers may have the same number",
         "tfwd/runs/workers/rendezvous.py",
         "if number in self._present:",
         "if False:",
         ("tests/runs/test_rendezvous.py",),
     ),
     Defect(
-        "a run that goes on begins with states that are zero",
+        "a resumed run begins with states of zero",
         "tfwd/runs/training/trainer.py",
         "self.progress = self._restore(data)",
         """self.progress = self._restore(data)

@@ -13,6 +13,7 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import STEP, Evidence
+from tfwd.numerics.non_finite_variables import is_state
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 HALF_MAX = 65504.0
@@ -216,14 +217,13 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     at = evidence.found.index(evidence.first)
     counts = evidence.iterations()
     no_update = not evidence.was_trained() if counts else bool(evidence.is_first)
-    frozen = _frozen_weights(evidence) if not no_update else set()
     enormous = [
         one
         for one in evidence.found[:at]
         if one.frame.dtype != "float16"
         and one.frame.kind not in ("data", "loss scale", "learning rate")
-        and not (one.frame.kind == "weight" and one.frame.name in frozen)
         and _reaches(one, LARGE if one.frame.kind == "weight" else SQUARED_IS_FINITE)
+        and (no_update or not is_state(evidence.model, one.frame))
     ]
     if enormous:
         largest = max(enormous, key=lambda one: one.detail.summary.abs_max)
@@ -250,13 +250,6 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
             f"gradients (global_clipnorm=1.0 of any Keras optimizer){first_steps}.",
         )
-
-
-def _frozen_weights(evidence: Evidence) -> set[str]:
-    """Returns the paths of the weights that no update changes, such as adapted statistics."""
-    weights = _keras.variables.weights(evidence.model)
-    trained = {id(v) for v in _keras.variables.trainable_variables(evidence.model)}
-    return {_keras.variables.path(v) for v in weights if id(v) not in trained}
 
 
 def _overflow_without_updates(largest: Measurement, scale: str, when: str) -> Cause:

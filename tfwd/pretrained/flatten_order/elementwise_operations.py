@@ -24,8 +24,10 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
     """Returns the result of an operation with a constant or a weight."""
     rank = len(result.axes)
     used = [rank - len(shape) + n for n, size in enumerate(shape) if size != 1]
-    source = call.operation.inputs[number]
-    is_equal = source.op.type in ("ZerosLike", "OnesLike", "Fill")  # all entries are equal
+    if not used:
+        return result
+    kind = call.operation.inputs[number].op.type
+    is_equal = kind in ("ZerosLike", "OnesLike", "Fill")  # all entries are equal
     axes = [result.axes[n] for n in used]
     grown = [n for n in used if result.axes[n] is None]
     if grown:  # the table repeats the tensor
@@ -35,7 +37,7 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
         if not is_equal:
             call.joins_table(number, axes)
         return made(new, f"'{call.name}' combines tensors in several orders of axes")
-    if not used or is_equal or not call.joins_table(number, axes):
+    if is_equal or not call.joins_table(number, axes):
         return result
     layout = result.layout
     if len(used) > 1 and not result.is_as_in_keras():

@@ -20,7 +20,9 @@ class CroppedAxis(DependentAxis):
 
 
 class PieceAxis(MadeAxis):
-    """The channels of an image at some of its positions. Its entries are those of the channels.
+    """The channels of an image at some of its positions.
+
+    The piece has the channels of the image, in the same order.
 
     Args:
         channels: The channels.

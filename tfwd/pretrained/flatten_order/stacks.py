@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.merges import combined, joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.pieces import channels_of_piece, joined_axis
-from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, made, selected
+from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, selected
 
 
 class StackAxis(Axis):
@@ -74,19 +75,24 @@ def merged_stack(call: OperationCall, tensor: TensorAxes) -> TensorAxes | None:
     for number, axis in enumerate(tensor.axes):
         if not isinstance(axis, StackAxis):
             continue
-        for first, other in ((number, number + 1), (number - 1, number - 1)):
-            is_last = first == len(tensor.axes) - 2
-            if other == len(tensor.axes) or (other < number and not is_last):
-                continue
-            size = tensor.sizes[other]
-            merged = None if size is None else len(axis.tensors) * size
-            if call.shapes[0] != (*tensor.sizes[:first], merged, *tensor.sizes[first + 2 :]):
-                continue
-            parts = [each.axes[first] for each in axis.tensors]
-            whole: Axis | None
-            if other < number:
-                whole = call.dependent(merged, parts)
-            else:
-                whole = joined_axis([part or Axis(1) for part in parts], call.name)
+        first = number
+        whole: Axis | None = None
+        if _merges(tensor.sizes, number, call.shapes[0]):
+            parts = [each.axes[number] or Axis(1) for each in axis.tensors]
+            whole = joined_axis(parts, call.name)
+        elif number == len(tensor.axes) - 1 and _merges(tensor.sizes, number - 1, call.shapes[0]):
+            first = number - 1
+            parts_before = [each.axes[first] for each in axis.tensors]
+            whole = call.dependent(call.shapes[0][first], parts_before)
+        if whole is not None:
             return joined(axis.tensors, first, whole, call.name, call.recorder.matches)
     return None
+
+
+def _merges(before: Sizes, first: int, after: Sizes) -> bool:
+    """Returns True if a reshape merges an axis with the next axis, and changes no other axis."""
+    pair = before[first : first + 2]
+    if first < 0 or len(pair) < 2:
+        return False
+    merged = None if None in pair else math.prod(pair)  # type: ignore[arg-type]
+    return after == (*before[:first], merged, *before[first + 2 :])
