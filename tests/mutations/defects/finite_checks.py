@@ -7,6 +7,8 @@ from mutations.defects.defect import Defect
 FINITE = (
     "tests/callbacks/test_finite_check.py",
     "tests/callbacks/test_finite_check_actions.py",
+    "tests/callbacks/test_finite_check_bad_updates.py",
+    "tests/callbacks/test_finite_check_training_steps.py",
     "tests/callbacks/test_finite_check_restore.py",
     "tests/callbacks/test_finite_check_several_fits.py",
 )
@@ -68,7 +70,7 @@ DEFECTS = [
         "tfwd/numerics/checked_step/replica_step.py",
         "if self._step.dry or self._past_methods:  # operations",
         "if self._step.dry:  # nothing",
-        ("tests/callbacks/test_finite_check_actions.py", "-k", "operation_writes"),
+        ("tests/callbacks/test_finite_check_bad_updates.py", "-k", "operation_writes"),
     ),
     Defect(
         "steps between two checks do not use Keras's function",
