@@ -83,8 +83,8 @@ class CheckFinite(keras.layers.Layer):
             self.supports_jit = False  # Keras 3 reads it if jit_compile="auto"
             return
         # Created here and not in `build`, so that the counters exist before the first call.
-        _keras.variables.add_counter(self, "forward_counts", (4,))
-        _keras.variables.add_counter(self, "backward_counts", (4,))
+        _keras.checkpointed_state.add_counter(self, "forward_counts", (4,))
+        _keras.checkpointed_state.add_counter(self, "backward_counts", (4,))
 
     def build(self, input_shape: Any = None) -> None:
         self.built = True

@@ -44,6 +44,7 @@ if not IS_KERAS_2 and keras.backend.backend() != "tensorflow":
 if IS_KERAS_2 and not TYPE_CHECKING:
     from tfwd._keras2 import (
         call_interception,
+        checkpointed_state,
         convolutions,
         copies,
         layer_building,
@@ -54,6 +55,7 @@ if IS_KERAS_2 and not TYPE_CHECKING:
         multi_worker_fit,
         ops,
         recurrent_layers,
+        substitution,
         training,
         update_interception,
         variables,
@@ -64,6 +66,7 @@ else:
 
     from tfwd._keras3 import (
         call_interception,
+        checkpointed_state,
         convolutions,
         copies,
         layer_building,
@@ -73,6 +76,7 @@ else:
         losses,
         multi_worker_fit,
         recurrent_layers,
+        substitution,
         training,
         update_interception,
         variables,
@@ -87,6 +91,7 @@ __all__ = [
     "Patch",
     "call_interception",
     "calls_of",
+    "checkpointed_state",
     "computed_loss",
     "convolutions",
     "copies",
@@ -109,6 +114,7 @@ __all__ = [
     "path_below",
     "present_graph",
     "recurrent_layers",
+    "substitution",
     "track",
     "training",
     "untrack",

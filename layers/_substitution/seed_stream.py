@@ -63,9 +63,9 @@ class SeedStream(keras.layers.Layer):
         self.stream = stream
         self.wrapper = ""
         # Keras counts its state among `variables` but not among `weights`.
-        self.generator = _keras.variables.SeedState(checked_seed(seed))
+        self.generator = _keras.checkpointed_state.SeedState(checked_seed(seed))
         # Keras never saves a generator's state. TensorFlow's checkpoints follow attributes.
-        _keras.variables.checkpoint(self, self.generator)
+        _keras.checkpointed_state.checkpoint(self, self.generator)
         self.built = True
 
     @property

@@ -159,7 +159,7 @@ class BiModalEncoder(Composite):
             for i in range(len(self.connections))
         ]
         self._held = [one for pair in self.looks for one in pair]
-        _keras.variables.checkpoint_list(self, "_held")
+        _keras.checkpointed_state.checkpoint_list(self, "_held")
 
     def build(self, inputs_shape: Any, other_shape: Any = None) -> None:
         shapes = [(*inputs_shape[:-1], stack.hidden_size) for stack in (self.first, self.second)]

@@ -112,7 +112,7 @@ class T5Stack(Published):
             )
             for i in range(num_layers)
         ]
-        _keras.variables.checkpoint_list(self, "layers")
+        _keras.checkpointed_state.checkpoint_list(self, "layers")
         self.final_norm = self.inner(RMSNormalization, epsilon=epsilon, name="final_norm")
         self.dropped = self.inner(keras.layers.Dropout, dropout, name="dropout")
 

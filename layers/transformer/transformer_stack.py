@@ -101,7 +101,7 @@ class TransformerStack(Published):
             )
             for i in range(num_shared or num_layers)
         ]
-        _keras.variables.checkpoint_list(self, "layers")
+        _keras.checkpointed_state.checkpoint_list(self, "layers")
 
     def build(self, input_shape: Any) -> None:
         for layer in self.layers:

@@ -64,7 +64,7 @@ def call(
         >>> dense(x).numpy().item()
         3.0
     """
-    with _keras.variables.Substitution(list(values), capture) as scope:
+    with _keras.substitution.Substitution(list(values), capture) as scope:
         # Variables among the outputs are read here. After the scope they have their own values.
         outputs = tf.nest.map_structure(_read, function())
     updates = list(scope.updates.values())

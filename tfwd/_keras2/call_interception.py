@@ -26,7 +26,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api as autograph
 
 from tfwd._keras2.layer_wrappers import NoAutographLayer
-from tfwd._keras2.variables import Substitution, present_scope
+from tfwd._keras2.substitution import Substitution, present_scope
 from tfwd._keras_shared import method_replacement, substitution_scopes
 from tfwd._keras_shared.method_replacement import Handler, patched
 

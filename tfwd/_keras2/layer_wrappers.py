@@ -11,7 +11,7 @@ from keras.src.utils import layer_utils
 
 from tfwd._keras2.layer_building import _as_built
 from tfwd._keras2.layers import get_mask
-from tfwd._keras2.variables import Substitution
+from tfwd._keras2.substitution import Substitution
 
 
 class NoAutographLayer:

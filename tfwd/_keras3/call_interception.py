@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from tfwd._keras3.variables import Substitution
+from tfwd._keras3.substitution import Substitution
 from tfwd._keras_shared import method_replacement, substitution_scopes
 from tfwd._keras_shared.method_replacement import Handler
 

@@ -1,43 +1,13 @@
-"""Variables of Keras 3, the `tf.Variable` of each, and tensors in place of their values."""
+"""Variables of Keras 3: their values, names and dtypes, and the `tf.Variable` of each."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfwd._keras_shared.substitution_scopes import Scope
-
-
-class Substitution(Scope, keras.StatelessScope):
-    """A `Scope` that Keras calls at each read and at each update of a variable.
-
-    `keras.StatelessScope` itself captures every update inside it.
-
-    Args:
-        values: Pairs of a variable and its substitute.
-        capture: bool. Stores updates in `updates` and does not make them.
-
-    Attributes:
-        losses: Losses that layers added inside the scope.
-    """
-
-    def __init__(self, values: list[tuple[keras.Variable, tf.Tensor]], capture: bool) -> None:
-        super().__init__(collect_losses=True)
-        # The constructor would convert each tensor. A conversion costs an op, and fails if the
-        # static shape is unknown. So the values are set here.
-        self._begin(values, capture)
-
-    @staticmethod
-    def _make(variable: keras.Variable, value: Any) -> None:
-        variable._direct_assign(value)
-
-
 in_stateless_scope = keras.src.backend.in_stateless_scope
-SeedState = keras.random.SeedGenerator
 
 
 def is_variable(value: Any) -> bool:
@@ -122,20 +92,6 @@ def dtype_name(variable: keras.Variable) -> str:
     return keras.backend.standardize_dtype(held)
 
 
-def checkpoint(layer: Any, generator: keras.random.SeedGenerator) -> None:
-    """Makes TensorFlow's checkpoints of a layer save a seed state. They save only attributes."""
-    layer.tf_state = tf_variable(generator.state)
-
-
-def checkpoint_list(layer: Any, name: str) -> None:
-    """Makes TensorFlow's checkpoints save the layers in a list that is an attribute of a layer.
-
-    Checkpoints follow attributes. They would silently omit the layers in the list.
-    """
-    for number, held in enumerate(getattr(layer, name)):
-        layer._track_trackable(held, f"{name}_{number}", overwrite=True)
-
-
 def paths(layer: keras.Layer) -> list[str]:
     """Returns the path of each of a built layer's weights, in their order."""
     return [variable.path for variable in layer.weights]
@@ -144,23 +100,3 @@ def paths(layer: keras.Layer) -> list[str]:
 def name_scope(name: str) -> Any:
     """Returns a context in which the paths of new variables begin with a name."""
     return keras.name_scope(name)
-
-
-def add_counter(layer: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Gives a layer an int64 variable in which each replica counts separately.
-
-    The variable is not among the layer's weights or in weight files. TensorFlow's checkpoints save
-    it.
-
-    Args:
-        layer: Layer.
-        name: str. Name of the attribute.
-        shape: Shape.
-    """
-    options = {"dtype": "int64", "trainable": False, "aggregation": "sum", "name": name}
-    if "synchronization" in inspect.signature(keras.Variable.__init__).parameters:
-        options["synchronization"] = "on_read"  # one copy per replica (Keras 3.9 and later)
-    with tf.init_scope(), keras.name_scope(layer.name):
-        variable = keras.Variable(np.zeros(shape, "int64"), **options)
-    object.__setattr__(layer, name, variable)
-    layer._track_trackable(variable._value, name)

@@ -208,7 +208,7 @@ class InPlace:
         return [bound for _, bound in acting[:last]]
 
 
-class _Reads(_keras.variables.Substitution):
+class _Reads(_keras.substitution.Substitution):
     """A substitution of weights that are read outside a call of their own layer."""
 
     def __init__(self, owner: InPlace) -> None:

@@ -211,7 +211,7 @@ DEFECTS = [
     Defect(
         "a checkpoint does not hold the number of the call",
         "layers/_substitution/seed_stream.py",
-        "_keras.variables.checkpoint(self, self.generator)",
+        "_keras.checkpointed_state.checkpoint(self, self.generator)",
         "pass",
         KEPT,
     ),
