@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -172,7 +172,9 @@ class _Search:
         """
         tensors = {_id(t): axes for t, axes in zip(graph.inputs, inputs, strict=True)}
         self._called.update(map(id, graph.callers))
-        self._record_variables(graph.reshaped, "the model reshapes it in an operation")
+        for owner in filter(None, map(self._owners.get, graph.reshaped)):
+            reason = "the model reshapes a weight of its layer in an operation"
+            self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
         for node in graph.nodes:
             operation = node.operation
             shapes = list(map(_shape_of, node.results))
@@ -228,11 +230,6 @@ class _Search:
         own_batch = Axis(_first_size(graph.inputs[0]))
         results = self._pass(graph, [_with_batch(t, own_batch) for t in tensors], own_batch)
         return [_with_batch(result, batch) for result in results]
-
-    def _record_variables(self, handles: Iterable[int], reason: str) -> None:
-        """Records an unknown order for the layers that hold variables, by the handles' ids."""
-        for owner in filter(None, map(self._owners.get, handles)):
-            self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
 
 
 def _misread(operation: Any, shape: Sizes, batch: Axis) -> TensorAxes:
