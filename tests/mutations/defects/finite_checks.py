@@ -234,6 +234,13 @@ DEFECTS = [
         ("tests/numerics/test_causes_in_losses.py", "-k", "finite_in_other_rows"),
     ),
     Defect(
+        "a report shows the address in memory of a loss without a name",
+        "tfwd/numerics/causes/losses_by_output.py",
+        "type(loss).__name__)",
+        "str(loss))",
+        ("tests/numerics/test_names_of_losses.py",),
+    ),
+    Defect(
         "an interrupted FiniteCheck removes the next one",
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",

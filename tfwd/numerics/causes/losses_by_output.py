@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any, NamedTuple
 
 import keras
@@ -29,8 +31,19 @@ class Output(NamedTuple):
 
 
 def loss_name(loss: Any) -> str:
-    """Returns the name of a loss or of its function."""
-    return getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
+    """Returns the name of a loss or of its function.
+
+    A loss object without a name gets the name of its class in snake case, as in Keras 3.
+    """
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, functools.partial):
+        return loss_name(loss.func)
+    given = getattr(loss, "name", None) or getattr(loss, "__name__", None)
+    if given:
+        return str(given)
+    words = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(loss).__name__)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
 def outputs(evidence: Evidence) -> list[Output]:
