@@ -241,6 +241,13 @@ DEFECTS = [
         ("tests/numerics/test_names_of_losses.py",),
     ),
     Defect(
+        "a report does not name the output whose weights make its loss infinite",
+        "tfwd/numerics/causes/loss_rows.py",
+        "if is_bad(part) or _is_bad_with_weights(part)]",
+        "if is_bad(part)]",
+        ("tests/numerics/test_weights_of_losses.py", "-k", "the_output"),
+    ),
+    Defect(
         "an interrupted FiniteCheck removes the next one",
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",

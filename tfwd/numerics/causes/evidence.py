@@ -31,8 +31,9 @@ class Evidence(NamedTuple):
             the weights were finite after the last step.
         function: the loss of a single output, if the evidence is about one of several outputs.
         output: str. The name of that output.
+        loss_weight: float. The number of that output in the `loss_weights` of `compile`.
         parts: for a non-finite loss of several outputs, the evidence of each output whose own loss
-            is not finite.
+            is not finite, with or without its weights.
     """
 
     found: Sequence[Measurement]
@@ -44,6 +45,7 @@ class Evidence(NamedTuple):
     is_first: bool | None
     function: Any = None
     output: str = ""
+    loss_weight: float = 1.0
     parts: Sequence[Evidence] = ()
 
     def of(self, *kinds: str) -> list[Measurement]:

@@ -38,15 +38,42 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
         return none
 
 
-def _is_bad(evidence: Evidence) -> bool:
-    """Returns True if the loss of one output is not finite for the whole batch."""
-    given = _given(evidence)
-    if given is None:
-        return False
+def is_bad(evidence: Evidence) -> bool:
+    """Returns True if the loss of one output is not finite for the whole batch, without weights."""
     try:
-        return not np.isfinite(_loss(*given))
+        loss = batch_loss(evidence)
     except Exception:  # a custom loss may need what compile gives it
         return bool(bad_rows(evidence).any())
+    return loss is not None and not math.isfinite(loss)
+
+
+def _is_bad_with_weights(evidence: Evidence) -> bool:
+    """Returns True if the loss of one output is not finite with its weights."""
+    try:
+        loss = batch_loss(evidence, sample_weights(evidence), evidence.loss_weight)
+    except Exception:  # a custom loss may need what compile gives it
+        return False
+    return loss is not None and not math.isfinite(loss)
+
+
+def batch_loss(
+    evidence: Evidence, weights: np.ndarray | None = None, factor: float = 1.0
+) -> float | None:
+    """Returns the loss of one output for the whole batch; None if the loss is unknown.
+
+    Args:
+        evidence: The evidence, with one output.
+        weights: The sample weights. Default None, no weights.
+        factor: float. The number in `loss_weights`. Default 1.
+    """
+    given = _given(evidence)
+    return None if given is None else _loss(*given, weights, factor)
+
+
+def sample_weights(evidence: Evidence) -> np.ndarray | None:
+    """Returns the sample weights of one output; None without sample weights."""
+    found = [values for name, values in evidence.data.items() if name.startswith("sample_weight")]
+    return found[0] if len(found) == 1 else None
 
 
 def _given(evidence: Evidence) -> tuple[Any, np.ndarray, np.ndarray] | None:
@@ -93,8 +120,15 @@ def differences(evidence: Evidence) -> np.ndarray | None:
     return np.abs(predictions - labels).reshape(len(labels), -1).max(1, initial=0)
 
 
-def _loss(loss: Any, label: np.ndarray, prediction: np.ndarray) -> float:
-    return float(_keras_losses.loss_object(loss)(tf.constant(label), tf.constant(prediction)))
+def _loss(
+    loss: Any,
+    label: np.ndarray,
+    prediction: np.ndarray,
+    weights: np.ndarray | None = None,
+    factor: float = 1.0,
+) -> float:
+    given = [tf.constant(one) for one in (label, prediction, weights) if one is not None]
+    return float(_keras_losses.loss_object(loss)(*given) * factor)
 
 
 def value_range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
@@ -133,8 +167,8 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
 
 
 def parts(evidence: Evidence) -> list[Evidence]:
-    """Returns the evidence of each output whose loss is not finite."""
+    """Returns the evidence of each output whose loss is not finite, with or without weights."""
     if len(evidence.predictions) < 2:
         return []
     found = [of_output(evidence, output) for output in outputs(evidence)]
-    return [part for part in found if _is_bad(part)]
+    return [part for part in found if is_bad(part) or _is_bad_with_weights(part)]

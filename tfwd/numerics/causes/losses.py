@@ -14,7 +14,7 @@ from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponential_losses import overflowing_exponential
-from tfwd.numerics.causes.loss_rows import bad_rows, reasons, value_range
+from tfwd.numerics.causes.loss_rows import bad_rows, is_bad, reasons, value_range
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -22,7 +22,7 @@ from tfwd.numerics.tensor_measurements import Measurement, rows_text
 def loss_function(evidence: Evidence) -> Iterator[Cause]:
     """Checks for a loss that is the first non-finite tensor, separately for each output."""
     wrong = _wrong_weights(evidence) if evidence.first.frame.kind == "loss" else []
-    if wrong and not evidence.parts:  # no output's own loss is bad
+    if wrong and not any(map(is_bad, evidence.parts)):  # no output's own loss is bad
         yield Cause(
             "NaN or infinity in the loss_weights",
             f"All outputs of the model are finite. The loss_weights of compile are not: "

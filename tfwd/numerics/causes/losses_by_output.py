@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import keras
@@ -22,12 +24,16 @@ class Output(NamedTuple):
         loss: the output's loss, as given to `compile`.
         label: str. The name of the output's labels in the batch.
         prediction: the measurement of the output.
+        sample_weight: str. The name of the output's sample weights in the batch, or "".
+        loss_weight: float. The output's number in the `loss_weights` of `compile`; 1 without it.
     """
 
     name: str
     loss: Any
     label: str
     prediction: Measurement
+    sample_weight: str
+    loss_weight: float
 
 
 def loss_name(loss: Any) -> str:
@@ -50,7 +56,7 @@ def outputs(evidence: Evidence) -> list[Output]:
     """Returns the outputs with a loss; none if the loss or labels of an output are unclear."""
     if not isinstance(evidence.model, keras.Model):
         return []
-    loss = _keras_losses.compiled_loss(evidence.model)[0]
+    loss, weights = _keras_losses.compiled_loss(evidence.model)
     predictions = list(evidence.predictions)
     if loss is None or not predictions:
         return []
@@ -59,7 +65,9 @@ def outputs(evidence: Evidence) -> list[Output]:
         labels = [name for name in evidence.data if name.startswith("y")]
         if len(losses) != 1 or len(labels) != 1:
             return []
-        return [Output("", losses[0], labels[0], predictions[0])]
+        samples = "sample_weight" if "sample_weight" in evidence.data else ""
+        weight = _loss_weight(tf.nest.flatten(weights), "", 0)
+        return [Output("", losses[0], labels[0], predictions[0], samples, weight)]
     names = list(getattr(evidence.model, "output_names", None) or [])
     found = []
     for i, one in enumerate(predictions):
@@ -67,11 +75,24 @@ def outputs(evidence: Evidence) -> list[Output]:
         key = place[2:-2] if place.startswith("['") else names[i] if i < len(names) else ""
         index = names.index(key) if key in names else i
         own = _of_output(loss, key, index)
-        candidates = (f"y{place}", f"y[{key!r}]", f"y[{index}]")
-        label = next((name for name in candidates if name in evidence.data), None)
-        if own is not None and label is not None and not tf.nest.is_nested(own):
-            found.append(Output(key or str(index), own, label, one))
+        ends = (place, f"[{key!r}]", f"[{index}]")
+        label = _first_name(evidence.data, "y", ends)
+        if own is not None and label and not tf.nest.is_nested(own):
+            samples = _first_name(evidence.data, "sample_weight", (*ends, ""))
+            weight = _loss_weight(weights, key, index)
+            found.append(Output(key or str(index), own, label, one, samples, weight))
     return found
+
+
+def _first_name(data: Mapping[str, Any], start: str, ends: tuple[str, ...]) -> str:
+    """Returns the first name of a tensor in the batch; "" if the batch has no such tensor."""
+    return next((start + end for end in ends if start + end in data), "")
+
+
+def _loss_weight(weights: Any, key: str, index: int) -> float:
+    """Returns an output's number in `loss_weights`, or 1."""
+    found = _of_output(weights, key, index)
+    return float(found) if isinstance(found, Real) else 1.0
 
 
 def _of_output(loss: Any, key: str, index: int) -> Any:
@@ -83,11 +104,12 @@ def _of_output(loss: Any, key: str, index: int) -> Any:
 
 
 def of_output(evidence: Evidence, output: Output) -> Evidence:
-    """Returns the evidence of a step without the labels and predictions of other outputs."""
+    """Returns the evidence of a step without the tensors that other outputs' losses take."""
+    own = (output.label, output.sample_weight)
     data = {
         name: values
         for name, values in evidence.data.items()
-        if not name.startswith("y") or name == output.label
+        if name in own or not name.startswith(("y", "sample_weight"))
     }
     return evidence._replace(
         data=data,
@@ -95,4 +117,5 @@ def of_output(evidence: Evidence, output: Output) -> Evidence:
         loss=loss_name(output.loss),
         function=output.loss,
         output=output.name,
+        loss_weight=output.loss_weight,
     )
