@@ -6,7 +6,8 @@ All predictions are 6 and all labels are 8, so each mean squared error is 4 with
 import keras
 import numpy as np
 import pytest
-from non_finite_reports import layers
+import tensorflow as tf
+from non_finite_reports import layers, names
 from stack_marks import quick_rows
 
 from tfwd.callbacks import FiniteCheck
@@ -56,3 +57,93 @@ def test_the_output_whose_weight_makes_its_loss_infinite(kind, named):
     assert report.sentence.startswith("loss 'mse' of output 'b': +Inf, step 1")
     assert report.first.frame.outputs == ("b",)
     assert all("'a'" not in cause.evidence for cause in report.causes)
+
+
+CASES = {  # the arguments of the fit, words of the evidence, and words of the advice
+    "sample_weight": (
+        {"sample_weight": weights_with(HUGE)},
+        "'sample_weight' reaches 3e+38 in row 2 of the batch.",
+        "smaller sample weights, or a smaller class_weight in fit: for example, divide them by",
+    ),
+    "negative": (
+        {"sample_weight": weights_with(-HUGE, row=5)},
+        "'sample_weight' reaches -3e+38 in row 5 of the batch.",
+        "smaller sample weights",
+    ),
+    "all samples": (
+        {"sample_weight": np.full(8, HUGE, "float32")},
+        "'sample_weight' reaches 3e+38.",
+        "smaller sample weights",
+    ),
+    "loss_weights": (
+        {"loss_weights": [HUGE]},
+        "Its weight in loss_weights is 3e+38, and their product is not finite.",
+        "smaller loss_weights in compile: for example, divide them by their mean",
+    ),
+    # Each product with 4 is finite. The product of all three is 4e40.
+    "both": (
+        {"sample_weight": weights_with(1e20), "loss_weights": [1e20]},
+        "'sample_weight' reaches 1e+20 in row 2 of the batch. The weight in loss_weights is 1e+20.",
+        "use smaller loss_weights too",
+    ),
+}
+
+
+@quick_rows("sample_weight", "loss_weights", "both")
+@pytest.mark.parametrize("case", CASES)
+def test_weights_that_make_the_loss_infinite(case):
+    given, evidence, advice = CASES[case]
+    report = report_of_fit(keras.Sequential([layers.Input((6,)), head("a")]), **given)
+    (cause,) = report.causes
+    assert cause.name == "weights of the loss that are too large"
+    assert "Without weights, the loss 'mse' is 4." in cause.evidence
+    assert evidence in cause.evidence
+    assert advice in cause.advice
+    for word in ("exponential", "logarithm", "divisor"):
+        assert word not in str(report)
+
+
+@quick_rows("class_weight")
+@pytest.mark.parametrize("by", ["class_weight", "sample_weight"])
+def test_a_class_weight_that_makes_the_loss_infinite(by):
+    """The labels are the classes 0 and 1. The errors are 6 and 5 without weights."""
+    classes = np.arange(8) % 2
+    model = keras.Sequential([layers.Input((6,)), head("a")])
+    given = {"class_weight": {0: 1.0, 1: HUGE}} if by[0] == "c" else {}
+    given = given or {"sample_weight": weights_with(HUGE, row=3)}  # one example of the class
+    (cause,) = report_of_fit(model, classes[:, None].astype("float32"), **given).causes
+    assert cause.name == "weights of the loss that are too large"
+    assert "the loss 'mse' is 30.5." in cause.evidence  # (36 + 25) / 2
+    assert ("reaches 3e+38 in all examples of class 1, and" in cause.evidence) == (by[0] == "c")
+    assert ("smaller numbers in class_weight of fit" in cause.advice) == (by[0] == "c")
+
+
+def test_the_weights_of_one_of_several_outputs():
+    weights = {"a": weights_with(1.0), "b": weights_with(HUGE)}
+    losses, labels = (for_heads(one, one, True) for one in ("mse", Y))
+    (cause,) = report_of_fit(two_heads(True), labels, losses, sample_weight=weights).causes
+    assert "the loss 'mse' of output 'b' is 4." in cause.evidence
+    assert "'sample_weight['b']' reaches 3e+38 in row 2 of the batch." in cause.evidence
+
+
+class MeanByWeights(keras.losses.Loss):
+    """A loss that divides by the sum of the sample weights."""
+
+    def __call__(self, y, p, sample_weight=None):
+        weights = tf.ones(8) if sample_weight is None else tf.cast(sample_weight, tf.float32)
+        return tf.reduce_sum((p - y)[:, 0] ** 2 * weights) / tf.reduce_sum(weights)
+
+
+@quick_rows("labels")
+@pytest.mark.parametrize("case", ["labels", "divisor"])
+def test_weights_that_are_not_too_large(case):
+    """The square of a label is infinite, or the weights add up to 0 on every scale."""
+    labels, loss, weights = Y.copy(), "mse", weights_with(HUGE)
+    if case == "labels":
+        labels[2] = 3e19
+    else:
+        loss, weights = MeanByWeights(), np.tile([8.0, -8.0], 4).astype("float32")
+        labels[3] = 9.0
+    model = keras.Sequential([layers.Input((6,)), head("a")])
+    report = report_of_fit(model, labels, loss, sample_weight=weights)
+    assert "weights of the loss that are too large" not in names(report)

@@ -14,6 +14,7 @@ from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponential_losses import overflowing_exponential
+from tfwd.numerics.causes.large_weights import large_weights
 from tfwd.numerics.causes.loss_rows import bad_rows, is_bad, reasons, value_range
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
@@ -31,7 +32,7 @@ def loss_function(evidence: Evidence) -> Iterator[Cause]:
         )
         return
     for part in evidence.parts or [evidence]:
-        yield from _of_one(part)
+        yield from list(large_weights(part)) or _of_one(part)
 
 
 def added(evidence: Evidence) -> Iterator[Cause]:

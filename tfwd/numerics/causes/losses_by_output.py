@@ -103,6 +103,17 @@ def _of_output(loss: Any, key: str, index: int) -> Any:
     return loss
 
 
+def of_single_output(evidence: Evidence) -> Evidence | None:
+    """Returns the evidence of the only output; None if there are several, or the loss is unknown.
+
+    Evidence that is about one of several outputs is returned unchanged.
+    """
+    if evidence.function is not None:
+        return evidence
+    found = outputs(evidence)
+    return of_output(evidence, found[0]) if len(evidence.predictions) == len(found) == 1 else None
+
+
 def of_output(evidence: Evidence, output: Output) -> Evidence:
     """Returns the evidence of a step without the tensors that other outputs' losses take."""
     own = (output.label, output.sample_weight)

@@ -11,6 +11,7 @@ import numpy as np
 from tfwd import _keras
 from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.bad_step_report import Cause, describe
+from tfwd.numerics.causes.class_weights import weighted_classes
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import outputs
 from tfwd.numerics.tensor_measurements import Measurement, positions_text, rows_text
@@ -30,7 +31,7 @@ def data(evidence: Evidence) -> Iterator[Cause]:
         elif detail.columns.size:
             some = "columns" if detail.columns.sum() > 1 else "column"
             where += f", {some} {positions_text(detail.columns)}"
-        classes = _classes(evidence, name)
+        classes = weighted_classes(evidence, name, ~np.isfinite(array))
         if classes:
             yield Cause(
                 "NaN or infinity in the class_weight",
@@ -185,27 +186,6 @@ def labels(evidence: Evidence) -> Iterator[Cause]:
                 "number the labels from 0, or give the last layer as many units as there are "
                 "labels.",
             )
-
-
-def _classes(evidence: Evidence, name: str) -> str:
-    """Returns the classes with a non-finite weight, if sample weights follow from the labels."""
-    weights, labels = evidence.data.get(name), evidence.data.get("y")
-    if not name.startswith("sample_weight") or weights is None or labels is None:
-        return ""
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        labels = labels.argmax(1)
-    labels, weights = labels.ravel(), weights.ravel()
-    if labels.shape != weights.shape or (labels != np.floor(labels)).any():
-        return ""
-    bad = ~np.isfinite(weights)
-    classes, counts = np.unique(labels[bad], return_counts=True)
-    if counts.min() < 2:  # a single example
-        return ""
-    if (np.isin(labels, classes) != bad).any():
-        return ""
-    if any(len(np.unique(weights[labels == one])) > 1 for one in np.unique(labels)):
-        return ""
-    return ", ".join(str(int(one)) for one in classes[:5])
 
 
 def _is_sparse_loss(loss: Any) -> bool:
