@@ -20,6 +20,20 @@ class Elementwise(layers.Layer):
         return self.function(x)
 
 
+class Times(layers.Layer):
+    """A layer that multiplies by a weight. With the loss below, its gradient is the mean input."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(1,), initializer="ones", name="w")
+
+    def call(self, inputs):
+        return inputs * self.w
+
+
+def own_output(y, p):
+    return p
+
+
 def report_of(model, x, y, loss="mse", optimizer="sgd", epochs=1, **fitted):
     how = {key: fitted.pop(key, False) for key in ("jit_compile", "run_eagerly")}
     model.compile(optimizer, loss, **how)

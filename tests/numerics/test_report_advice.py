@@ -125,6 +125,26 @@ def test_a_gradient_that_grew_until_it_was_infinite_has_no_odd_derivative(value)
     assert ("a function whose derivative is infinite" in causes) == np.isnan(value)
 
 
+@pytest.mark.parametrize("argument", [None, "global_clipnorm", "clipnorm", "clipvalue"])
+@pytest.mark.parametrize("kind", ["gradient", "output", "state"])
+def test_clipping_is_not_advised_to_an_optimizer_that_clips(kind, argument):
+    """The gradients grew, or a weight of 1e5 makes an output infinite, or a state grew."""
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(**({argument: 1.0} if argument else {})), "mse")
+    model.optimizer.iterations.assign(5)  # updates have changed the weights
+    steps = np.array([[[1.0], [1e30], [np.inf]]])
+    all_found = {
+        "gradient": [found("gradient", "rnn", [[np.inf, 1.0]], "GRU", source=("dense",))],
+        "output": [found("weight", "w", [1e5]), found("output", "dense", [[np.inf, 1.0]], "Dense")],
+        "state": [found("output", "rnn", steps, "GRU", recurrent=True, has_time=True)],
+    }[kind]
+    grown = [{"rnn/kernel": 1e3**i} for i in range(5)] if kind == "gradient" else [{"loss": 1.0}]
+    given = evidence(*all_found, is_first=False)._replace(history=grown, model=model)
+    advice = likely_causes(given)[0].advice
+    assert "lower the learning rate" in advice
+    assert ("global_clipnorm=1.0" in advice) == ("clip" in advice) == (argument is None)
+
+
 class Latent(layers.Layer):
     """A layer with a mean and a variance, whose exponential is taken."""
 

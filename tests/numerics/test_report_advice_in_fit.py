@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from non_finite_reports import dense, names, report_of
+from non_finite_reports import Times, dense, names, own_output, report_of
 from planted_nan_models import data
 from stack_marks import extended, quick_rows
 
@@ -351,20 +351,6 @@ def test_a_message_per_output_is_for_those_that_are_bad():
     first, second = report.causes
     assert "output 'h0' is not: its non-finite values are in row 2" in first.evidence
     assert "output 'h1' is not: its non-finite values are in row 6" in second.evidence
-
-
-class Times(layers.Layer):
-    """A layer that multiplies by a weight. With the loss below, its gradient is the mean input."""
-
-    def build(self, shape):
-        self.w = self.add_weight(shape=(1,), initializer="ones", name="w")
-
-    def call(self, inputs):
-        return inputs * self.w
-
-
-def own_output(y, p):
-    return p
 
 
 @pytest.mark.parametrize(("growth", "every"), [(2, 1), (2, 4), (32, 1)])

@@ -255,6 +255,13 @@ DEFECTS = [
         ("tests/numerics/test_weights_of_losses.py", "-k", "infinite"),
     ),
     Defect(
+        "a report advises a lower learning rate if the square of a gradient overflows",
+        "tfwd/numerics/causes/squared_gradients.py",
+        "    if size * size > limit:",
+        "    if False:",
+        ("tests/numerics/test_squares_of_gradients.py",),
+    ),
+    Defect(
         "an interrupted FiniteCheck removes the next one",
         "tfwd/callbacks/finite_check.py",
         "        self._end_interrupted_checks()\n",

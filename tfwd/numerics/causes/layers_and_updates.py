@@ -12,13 +12,14 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.large_inputs import large_inputs
 from tfwd.numerics.causes.overflow import (
     exp_limit,
     exploding_gradients,
     is_beyond_exp,
-    large_inputs,
     overflows_half,
 )
+from tfwd.numerics.causes.squared_gradients import overflowing_squares
 from tfwd.numerics.tensor_measurements import (
     Measurement,
     columns_text,
@@ -323,6 +324,8 @@ def update(evidence: Evidence) -> Iterator[Cause]:
             "call the constraint on the weight, and look in the constraint for a division by "
             "zero, a root or a logarithm; if its result is finite, lower the learning rate.",
         )
+        return
+    if overflowing_squares(evidence):  # another rule explains the update
         return
     yield Cause(
         "an update out of range",

@@ -12,6 +12,7 @@ from tfwd.numerics.causes import (
     overflow,
     recurrent,
     softmax,
+    squared_gradients,
     step_inputs,
 )
 from tfwd.numerics.causes.evidence import Evidence
@@ -38,6 +39,7 @@ COMPUTED: list[Rule] = [
     losses.added,
     losses.loss_function,
     layers_and_updates.backward,
+    squared_gradients.squared_gradients,
     layers_and_updates.update,
 ]
 

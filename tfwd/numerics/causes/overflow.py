@@ -9,15 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import STEP, Evidence
+from tfwd.numerics.causes.gradient_clipping import or_clip
+from tfwd.numerics.causes.large_inputs import large_inputs
+from tfwd.numerics.causes.squared_gradients import overflowing_squares
 from tfwd.numerics.non_finite_variables import is_state
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 HALF_MAX = 65504.0
-UNSCALED = 100.0  # the inputs of layers are usually about 1
 SQUARED_IS_INFINITE = math.sqrt(tf.float32.max)
 LARGE = 1e3  # larger than weights in a successful training
 
@@ -68,7 +69,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.found[max(0, at - 4) : at + 1]
         if one.frame.dtype == "float16" and one.detail.summary.abs_max > HALF_MAX / 16
     ]
-    if first.frame.dtype != "float16":
+    if first.frame.dtype != "float16" or overflowing_squares(evidence):
         return
     data = [
         one
@@ -201,6 +202,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             growth[name] = _Growth(larger, larger / smaller, len(sizes) - 1, max(end - begin, 1))
     for name in ("loss", *(one.frame.name for one in evidence.of("loss"))):
         growth.pop(name, None)
+    squares = overflowing_squares(evidence)
+    clip = "" if squares else or_clip(evidence)
     grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}
     if grown and 2 * len(grown) >= len(growth):
         leader = max(grown, key=lambda name: grown[name].per_check)
@@ -210,9 +213,10 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "
             f"'{leader}' grew fastest, by a factor of {fastest.per_step:.3g} per step, to "
             f"{fastest.size:.3g}.",
-            "lower the learning rate, warm it up, or clip gradients (global_clipnorm=1.0 of any "
-            "Keras optimizer).",
+            f"lower the learning rate, or warm it up{clip}.",
         )
+        return
+    if squares:  # another rule explains the overflow
         return
     at = evidence.found.index(evidence.first)
     counts = evidence.iterations()
@@ -247,8 +251,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             "exploding gradients",
             f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
             f"before anything is infinite.{scale}",
-            f"{'scale the data, labels too; ' if scale else ''}lower the learning rate, or clip "
-            f"gradients (global_clipnorm=1.0 of any Keras optimizer){first_steps}.",
+            f"{'scale the data, labels too; ' if scale else ''}lower the learning rate{clip}"
+            f"{first_steps}.",
         )
 
 
@@ -261,24 +265,6 @@ def _overflow_without_updates(largest: Measurement, scale: str, when: str) -> Ca
         f"{'scale the data (mean 0, deviation 1); ' if scale else ''}make initial weights smaller, "
         "as the initializers glorot_uniform and he_normal do, or normalize between layers "
         "(LayerNormalization, BatchNormalization).",
-    )
-
-
-def large_inputs(evidence: Evidence, prefix: str) -> str:
-    """Returns sentences about data with this prefix that are far larger than 1.
-
-    Inputs that do not reach the first non-finite tensor are left out.
-    """
-    embeds = any(
-        "Embedding" in type(one).__name__ for one in _keras.layers.all_layers(evidence.model)
-    )
-    classes = "sparse" in evidence.loss.lower()
-    return "".join(
-        f" '{one.frame.name}' reaches {one.detail.summary.abs_max:.3g}."
-        for one in evidence.of("data")
-        if "float" in one.frame.dtype or not (embeds if one.frame.name[:1] == "x" else classes)
-        if one.frame.name.startswith(prefix) and one.detail.summary.abs_max > UNSCALED
-        if one.frame.name[:1] != "x" or evidence.reaches(one.frame.name)
     )
 
 

@@ -9,6 +9,7 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.gradient_clipping import or_clip
 from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.tensor_measurements import Measurement
 
@@ -50,7 +51,7 @@ def growing_state(evidence: Evidence) -> Iterator[Cause]:
             "normalization inside the cell"
         )
     if not evidence.is_first:
-        advice = f"lower the learning rate or clip gradients (global_clipnorm=1.0); {advice}"
+        advice = f"lower the learning rate{or_clip(evidence)}; {advice}"
     yield Cause(
         "a state that grows from step to step",
         f"The inputs of '{first.frame.name}' are finite. Its state is finite up to time step "

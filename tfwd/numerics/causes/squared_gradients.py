@@ -1,0 +1,67 @@
+"""Finds finite gradients whose squares overflow in an update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfwd.numerics.bad_step_report import Cause
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.gradient_clipping import clipping
+from tfwd.numerics.causes.large_inputs import large_inputs
+
+
+def squared_gradients(evidence: Evidence) -> Iterator[Cause]:
+    """Checks for an update that is not finite because squares of gradients overflow."""
+    found = overflowing_squares(evidence)
+    if not found:
+        return
+    dtype = evidence.first.frame.dtype
+    root = math.sqrt(float(tf.as_dtype(dtype).max))
+    instead = " in place of global_clipnorm" * ("global_clipnorm" in clipping(evidence))
+    wider = f", or use float32 weights instead of {dtype}" * (dtype == "float16")
+    later = ". If earlier steps made weights large, lower the learning rate"
+    yield Cause(
+        "a gradient whose square overflows",
+        f"The gradients and the learning rate are finite, but the new value of "
+        f"'{evidence.first.frame.name}' is not. {found}{large_inputs(evidence, '')}",
+        "scale the data, the labels or the loss, so that all gradients are far below "
+        f"{root:.3g}{wider}. Or clip each element of the gradients, with clipvalue=1.0 of any "
+        f"Keras optimizer{instead}{later * evidence.was_trained()}.",
+    )
+
+
+def overflowing_squares(evidence: Evidence) -> str:
+    """Returns which squares overflow in the first non-finite update, as text; "" for other causes.
+
+    Clipping by the norm of one gradient or by value avoids such squares. The product of learning
+    rate and gradient is another cause.
+    """
+    first = evidence.first
+    gradients = evidence.of("weight gradient")
+    clips = clipping(evidence)
+    is_global = "global_clipnorm" in clips
+    if first.frame.kind != "update" or not gradients or not (is_global or "" in clips):
+        return ""
+    limit = float(tf.as_dtype(first.frame.dtype).max)
+    largest = max(gradients, key=lambda one: one.detail.summary.abs_max)
+    size = largest.detail.summary.abs_max
+    rates = [one.detail.high for one in evidence.of("learning rate")]
+    if not is_global and any(rate * size > limit for rate in rates):
+        return ""
+    text = f"The largest gradient is {size:.3g}, of '{largest.frame.name}'."
+    number = f"{limit:.3g}, the largest {first.frame.dtype}"
+    use = "The optimizer adds the squares of all gradients for global_clipnorm."
+    if not is_global:
+        use = "Adam, RMSprop and similar optimizers store means or sums of such squares."
+    if size * size > limit:
+        is_stored = first.detail.summary.positive_inf > 0
+        return f"{text} Its square exceeds {number}. {use}" if is_global or is_stored else ""
+    # The norm is not measured: this is the largest sum that the gradients can have.
+    summaries = [one.detail.summary for one in gradients]
+    bound = sum(one.size * one.abs_max * one.abs_max for one in summaries)
+    if is_global and bound > limit:
+        return f"{text} {use} Their sum may exceed {number}."
+    return ""
