@@ -8,6 +8,7 @@ from stack_marks import extended
 
 from conformance.harness import randomize
 from tfwd import _keras, layers
+from tfwd import parametrizations as P
 
 
 def test_nested_wrappers_are_one_chain_the_inner_first() -> None:
@@ -77,3 +78,32 @@ def test_a_wrapper_inside_a_nested_sequential_that_is_wrapped_again(
     np.testing.assert_allclose(
         two, np.where(second.numpy() == 0, 0, 2 * (tf.transpose(first) @ ones)), rtol=1e-4
     )
+
+
+def test_a_frozen_bias_that_is_large_in_a_branch() -> None:
+    def dense() -> keras.Model:
+        first, second = keras.Input((4,)), keras.Input((4,))
+        hidden = keras.layers.Dense(4, activation="tanh", name="hidden")
+        head = keras.layers.Dense(1 << 16, activation="tanh", name="head")
+        head.trainable = False
+        return keras.Model([first, second], head(first + hidden(second)))
+
+    plain = dense()
+    dropped = layers.Parametrized(dense(), {".*": P.Dropout(0.5)}, seed=1)
+    wrapped = layers.WeightDropout(dropped, 0.0, weights=".*kernel", seed=2)
+    x, y = tf.random.stateless_normal((2, 2, 4), [0, 1])
+    wrapped([x, y])
+    weights = dropped.effective_weights(0)
+    names = ["hidden/kernel", "hidden/bias", "head/kernel", "head/bias"]
+    plain.set_weights([weights[name] for name in names])
+
+    @tf.function(autograph=False)
+    def gradients(model: keras.layers.Layer, training: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            loss = tf.reduce_sum(tf.square(model([x, y], training=training)))
+        return tape.gradient(loss, [x, y])
+
+    found = gradients(wrapped, tf.constant(True))
+    for one, expected in zip(found, gradients(plain, False), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-2)

@@ -315,11 +315,12 @@ def _run(
     shapes.
     """
     if _is_compiled(tensor, rows, shape):
+        loop = (_compiled_in_branch if private_graph_apis.in_branch() else _compiled)[function]
         if shape is not None:
-            return _compiled[function](tensor, number, seed, rows, shape, *others)
+            return loop(tensor, number, seed, rows, shape, *others)
         # Flat tensors have the same entry numbers, and tensors of one size share a compiled loop.
         flat, *rest = (tf.reshape(entries, [-1]) for entries in (tensor, *others))
-        flat = _compiled[function](flat, number, seed, None, None, *rest)
+        flat = loop(flat, number, seed, None, None, *rest)
         return tf.reshape(flat, tensor.shape)
     if rows is not None or shape is not None or private_graph_apis.in_branch():
         return function(tensor, number, seed, rows, shape, *others)
@@ -339,6 +340,20 @@ _compiled = {
     function: tf.function(function, jit_compile=True, autograph=False)
     for function in (_dropout, _mix, _noise)
 }
+
+
+def _not_inlined(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Returns a function whose calls stay calls in the graph that TensorFlow optimizes.
+
+    In the gradient of a branch, other operations may wait for a loop whose result nothing needs.
+    TensorFlow then replaces the call by a `NoOp`, and fails to compile it: "Function NoOp is not
+    defined". It can replace a call of this function. A call takes some microseconds longer.
+    """
+    options = {"autograph": False, "experimental_attributes": {"_noinline": True}}
+    return tf.function(lambda *arguments: function(*arguments), **options)
+
+
+_compiled_in_branch = {function: _not_inlined(loop) for function, loop in _compiled.items()}
 
 
 @functools.cache
