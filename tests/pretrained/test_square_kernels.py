@@ -6,6 +6,7 @@ The expected outputs are products in NumPy.
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from flattened_images import saved, sequential
 
 from tfwd.pretrained import Key, PlanError, load
@@ -85,7 +86,7 @@ def test_the_biases_of_a_gru_do_not_show_the_order_of_kernels(tmp_path):
 def test_a_parameter_without_a_known_name(is_confirmed, tmp_path):
     """Checks a parameter such as `text_projection` of CLIP, which multiplies from the right."""
     a, b, c, x = (RNG.normal(size=size) for size in ((4, 3), (4, 4), (2, 4), (5, 3)))
-    last = "other" if is_confirmed else "c.weight"
+    last = "other_projection" if is_confirmed else "c.weight"
     folder = saved(tmp_path, {"a.weight": a, "projection": b, last: c})
     keys = {"a": "a", "b/kernel": "projection", "c/kernel": last}
     model = three()
@@ -136,6 +137,40 @@ def test_the_users_word_for_one_square_kernel_is_not_evidence_for_another(tmp_pa
     keys = {"a/kernel": Key("q_proj_weight", transposed=True), "b/kernel": "text_projection"}
     with pytest.raises(PlanError, match="the end of 'text_projection' does not show it"):
         load(model, folder, mapping=keys)
+
+
+@pytest.mark.parametrize("last", ["proj", "q_proj_weight"])
+def test_only_a_kernel_with_a_similar_key_is_evidence(last, tmp_path):
+    """Checks attention with keys of another size: `attn.k_proj_weight` shows its own order."""
+    model = sequential(keras.Input((6,)), dense(4, "key"), dense(4, "other"))
+    k, other, x = (RNG.normal(size=size) for size in ((4, 6), (4, 4), (2, 6)))
+    folder = saved(tmp_path, {"attn.k_proj_weight": k, f"visual.{last}": other})
+    keys = {"key/kernel": "attn.k_proj_weight", "other/kernel": f"visual.{last}"}
+    if last == "proj":
+        with pytest.raises(PlanError, match="the end of 'visual.proj' does not show it"):
+            load(model, folder, mapping=keys)
+        load(model, folder, mapping={**keys, "other/kernel": Key("visual.proj", transposed=False)})
+        expected = x @ k.T @ other
+    else:
+        load(model, folder, mapping=keys)
+        expected = x @ k.T @ other.T
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_table_with_another_key_is_no_evidence_against_a_kernel(tmp_path):
+    class Queries(layers.Layer):
+        def build(self, _):
+            self.query = self.add_weight(name="query", shape=(3, 4))
+
+        def call(self, x):
+            return x @ tf.transpose(self.query)
+
+    model = sequential(keras.Input((6,)), dense(4, "key"), dense(4, "q"), Queries(name="t"))
+    k, q, table, x = (RNG.normal(size=size) for size in ((4, 6), (4, 4), (3, 4), (2, 6)))
+    folder = saved(tmp_path, {"k_proj_weight": k, "q_proj_weight": q, "query": table})
+    keys = {"key/kernel": "k_proj_weight", "/.*q/kernel": "q_proj_weight"}
+    load(model, folder, mapping={**keys, "t/query": Key("query", transposed=False)})
+    np.testing.assert_allclose(model(x), x @ k.T @ q.T @ table.T, rtol=1e-4, atol=1e-5)
 
 
 class OwnLinear(layers.Layer):
