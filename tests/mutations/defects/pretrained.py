@@ -207,7 +207,7 @@ DEFECTS = [
     Defect(
         "kernels that are not loaded show no order of axes",
         "tfwd/pretrained/square_kernels.py",
-        "told[is_torch].setdefault(value, key)",
+        "told.add(key, is_torch, value)",
         "pass",
         ("tests/pretrained/test_square_kernels.py",),
     ),
