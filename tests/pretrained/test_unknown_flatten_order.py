@@ -172,3 +172,22 @@ def test_a_shared_layer_on_two_orders(tmp_path):
     model = keras.Model([inputs, other], [dense(flat), dense(other)])
     with pytest.raises(PlanError, match="calls the layer on features in several orders"):
         load(model, saved(tmp_path, KERNEL, LINEAR), mapping={"c": "c", "f": "f"})
+
+
+def test_the_bias_of_a_convolution_does_not_depend_on_the_order_of_its_inputs(tmp_path):
+    """Checks a volume whose depth becomes channels. Keras has the order [depth, channels]."""
+    volume = layers.Conv3D(2, 1, name="a")
+    image = layers.Conv2D(3, 1, name="b")
+    model = sequential(keras.Input((4, 5, 6, 1)), volume, layers.Reshape((4, 5, 12)), image)
+    a, b, bias = (RNG.normal(size=s) for s in ((2, 1, 1, 1, 1), (1, 1, 12, 3), (3,)))
+    tensors = {"a.weight": a, "a.bias": np.zeros(2), "b.weight": b, "b.bias": bias}
+    with pytest.raises(PlanError) as caught:
+        load(model, saved(tmp_path, tensors), mapping={"a": "a", "b": "b"})
+    assert "'b/kernel'" in str(caught.value)
+    assert "'b/bias'" not in str(caught.value)
+    kernel = Key("b.weight", transposed=False, flattened=())
+    keys = {"a": "a", "b/kernel": kernel, "b/bias": "b.bias"}
+    load(model, saved(tmp_path, tensors), mapping=keys)
+    x = RNG.normal(size=(2, 4, 5, 6, 1))
+    expected = (x * a.reshape(2)).reshape(2, 4, 5, 12) @ b[0, 0] + bias
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)

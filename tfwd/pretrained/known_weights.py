@@ -54,6 +54,8 @@ def feature_sides(target: Target) -> tuple[Side | None, Side | None]:
             return ("outputs" if rank == 1 or name != "bias" else None), None
     if is_in_einsum(target):
         return ("inputs" if name == "kernel" else None), "outputs"
+    if name == "bias" and isinstance(owner, CONVOLUTIONS) and _keras.is_of_keras(type(owner)):
+        return "outputs", None
     return "inputs", "outputs"
 
 

@@ -47,12 +47,12 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
     """Returns the weights of a built model or layer, each once, with its first path.
 
     Raises:
-        ValueError: If the model is not built, because it then has no weights.
+        ValueError: If the model has no weights, because it is not built, or because `build` of a
+            subclassed model did not build its layers.
     """
-    if not model.built:
+    if not (model.built and _keras.variables.weights(model)):
         raise ValueError(
-            f"'{model.name}' has no weights yet: build it, or call it on a batch, before loading "
-            "weights"
+            f"'{model.name}' has no weights yet: call it on a batch before loading weights"
         )
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}
