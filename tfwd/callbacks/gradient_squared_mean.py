@@ -45,6 +45,9 @@ class GradientSquaredMean(keras.callbacks.Callback):
 
     Training is unchanged: the draws and updates of the measurement are discarded.
 
+    It measures a batch by itself, also if `FiniteCheck` skips the step. So a batch with a NaN makes
+    the averages of its epoch NaN.
+
     A second `fit` of the same model continues the step numbers (here and in TensorBoard), the
     records and the plot. A `fit` of another model resets them.
 
