@@ -9,7 +9,7 @@ import numpy as np
 from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.layers_and_updates import NORMALIZING
+from tfwd.numerics.causes.layers import NORMALIZING
 from tfwd.numerics.causes.loss_rows import bad_rows
 from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.causes.softmax import all_masked

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes import (
     division,
-    layers_and_updates,
+    layers,
     losses,
     overflow,
     recurrent,
     softmax,
     squared_gradients,
     step_inputs,
+    updates,
 )
 from tfwd.numerics.causes.evidence import Evidence
 
@@ -33,14 +34,14 @@ COMPUTED: list[Rule] = [
     recurrent.growing_state,
     softmax.all_masked,
     division.zero_by_zero,
-    layers_and_updates.normalization,
+    layers.normalization,
     overflow.half_precision,
     overflow.exploding_gradients,
     losses.added,
     losses.loss_function,
-    layers_and_updates.backward,
+    layers.backward,
     squared_gradients.squared_gradients,
-    layers_and_updates.update,
+    updates.update,
 ]
 
 
@@ -60,4 +61,4 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
         # Training changed the weights until the state grew. Advice on gradients comes first.
         causes.sort(key=lambda cause: cause.name != EXPLODING)
     causes += step_inputs.learning_rate(evidence)
-    return causes or list(layers_and_updates.domain(evidence))
+    return causes or list(layers.domain(evidence))

@@ -11,7 +11,7 @@ from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.layers_and_updates import NORMALIZING
+from tfwd.numerics.causes.layers import NORMALIZING
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
 NAMES = ("softmax", "attention", "attend")
