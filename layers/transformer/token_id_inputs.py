@@ -100,9 +100,12 @@ class TokenIdInputs:
         return ids, given
 
     def argument_value(self: Any, inputs: Any, name: str = "") -> Any:
-        """Returns the ids, or an argument's value, from a dict. Returns other inputs unchanged."""
+        """Returns the ids or another argument from a dict.
+
+        Inputs that are no dict are the ids, and contain no other argument.
+        """
         if not isinstance(inputs, Mapping):
-            return inputs
+            return None if name else inputs
         return next((v for key, v in inputs.items() if self.argument_of_key.get(key) == name), None)
 
 

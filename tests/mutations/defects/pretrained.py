@@ -134,6 +134,13 @@ DEFECTS = [
         (BY_HAND, "-k", "shape"),
     ),
     Defect(
+        "ids that are no dict are their own mask",
+        "layers/transformer/token_id_inputs.py",
+        "return None if name else inputs",
+        "return inputs",
+        ("tests/layers/transformer/test_masks_of_later_layers.py",),
+    ),
+    Defect(
         "a file forgets which parts of a layer are frozen",
         "layers/transformer/composite_layer.py",
         "                inside[path].trainable = flag",
