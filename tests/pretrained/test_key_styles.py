@@ -220,3 +220,38 @@ def test_the_advice_for_a_cube_is_accepted(tmp_path):
     x = normal(2, 4, 4, 4)
     expected = (x.reshape(2, 64) - mean) / np.sqrt(variance + 1e-3)
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("in_torch", [True, False])
+def test_a_normalization_with_other_names_beside_a_kernel_of_pytorch(in_torch, tmp_path):
+    """Checks `.npz` files whose names show PyTorch's order for a kernel, but not for its features.
+
+    The oracle is NumPy on the image with the channels first.
+    """
+    norm = layers.LayerNormalization(epsilon=1e-5, name="norm")
+    linear = layers.Dense(2, use_bias=False, name="fc")
+    convolution = layers.Conv2D(4, 1, use_bias=False, name="conv")
+    inputs = [keras.Input((3, 2, 5)), convolution, layers.Flatten()]
+    model = keras.Sequential([*inputs, norm, linear])
+    rng = np.random.default_rng(0)
+    kernel, w = rng.normal(size=(4, 5, 1, 1)), rng.normal(size=(2, 24))
+    gain, shift = rng.normal(size=24), rng.normal(size=24)
+    x = rng.normal(size=(2, 3, 2, 5))
+    flat = np.einsum("bhwi,oi->bohw", x, kernel[..., 0, 0]).reshape(2, -1)
+    normal = (flat - flat.mean(1, keepdims=True)) / np.sqrt(flat.var(1, keepdims=True) + 1e-5)
+    expected = (normal * gain + shift) @ w.T
+    if not in_torch:
+        gain, shift = (v.reshape(4, 3, 2).transpose(1, 2, 0).ravel() for v in (gain, shift))
+    tensors = {"conv.weight": kernel, "fc.weight": w, "norm.g": gain, "norm.b": shift}
+    path = tmp_path / "model.npz"
+    np.savez(path, **{name: v.astype("float32") for name, v in tensors.items()})
+    keys = {"conv": "conv", "fc": "fc", "norm/gamma": "norm.g", "norm/beta": "norm.b"}
+    message = "'norm/gamma' has the same features as 'fc/kernel', and the file has 'fc.weight' in"
+    with pytest.raises(PlanError, match=message):
+        load(model, path, mapping=keys)
+    options = {"transposed": True} if in_torch else {"transposed": False, "flattened": ()}
+    keys |= {"norm/gamma": Key("norm.g", **options), "norm/beta": Key("norm.b", **options)}
+    if not in_torch:
+        keys["fc"] = Key("fc", flattened=(4, 3, 2))
+    load(model, path, mapping=keys)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

@@ -207,3 +207,32 @@ def test_the_bias_of_a_kernel_that_is_not_loaded(inputs_first, how, tmp_path):
     given = Key("b", transposed=False) if inputs_first else "b"
     load(model, folder, mapping={"b": given}, **options)
     np.testing.assert_allclose(model(x), x @ (b if inputs_first else b.T), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_torch", [False, True])
+def test_a_convolution_whose_shape_fits_both_orders(in_torch, tmp_path):
+    """Checks files of Haiku, and `.npz` files in PyTorch's order. TensorFlow computes the outputs.
+
+    The file names do not show the order: the second kernel does, and so does the first one's key.
+    """
+    first, second = (layers.Conv2D(n, 3, use_bias=False, name=f"c{n}") for n in (3, 4))
+    model = sequential(keras.Input((7, 6, 3)), first, second)
+    a, b = RNG.normal(size=(3, 3, 3, 3)), RNG.normal(size=(3, 3, 3, 4))
+    x = RNG.normal(size=(2, 7, 6, 3))
+    expected = tf.nn.conv2d(tf.nn.conv2d(x, a, 1, "VALID"), b, 1, "VALID")
+    keys = {"c3/kernel": "conv_w", "c4/kernel": "conv_1_w"}
+    if in_torch:
+        path = tmp_path / "model.npz"
+        in_file = (kernel.transpose(3, 2, 0, 1).astype("float32") for kernel in (a, b))
+        np.savez(path, **dict(zip(keys.values(), in_file, strict=True)))
+    else:
+        path = saved(tmp_path, {"conv_w": a, "conv_1_w": b})
+    with pytest.raises(PlanError, match=rf"'conv_1_w', transposed={in_torch}\)"):
+        load(model, path, mapping=keys)
+    keys["c4/kernel"] = Key("conv_1_w", transposed=in_torch)
+    order = "PyTorch's" if in_torch else "Keras's"
+    with pytest.raises(PlanError, match=f"'conv_w' is .*'conv_1_w' has {order} order of axes"):
+        load(model, path, mapping=keys)
+    keys["c3/kernel"] = Key("conv_w", transposed=in_torch)
+    load(model, path, mapping=keys)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)

@@ -135,7 +135,8 @@ class FileLayouts:
             if side in of_model.axes and not isinstance(order, UnknownFeatureOrder):
                 axis, option, shape = of_model.axes[side], OPTIONS[side], options[side]
                 is_own = getattr(key, option) is not None
-                yield Features(axis, order, target.path, option, shape, is_own, inputs_first)
+                name = step.key.removeprefix(self._prefix)
+                yield Features(axis, order, target.path, option, shape, is_own, inputs_first, name)
 
     def _orders_of_model(self, target: Target) -> LayerOrders:
         """Returns the orders at the owner of a variable that the model shows."""

@@ -120,6 +120,7 @@ class Features(NamedTuple):
         shape: tuple of int. Shape that the mapping gives, or None.
         is_own: bool. True if the weight's own key has the shape.
         in_keras: bool. True if the file has the weight in Keras's order of axes.
+        key: str. Key of the weight in the file, without the prefix.
     """
 
     axis: int
@@ -129,21 +130,29 @@ class Features(NamedTuple):
     shape: Shape | None
     is_own: bool
     in_keras: bool
+    key: str
 
 
 def conflicting_orders(found: Sequence[Features]) -> list[str]:
-    """Returns an error for each weight with another order than the mapping gives the same features.
+    """Returns an error for each weight with another order than others have for the same features.
+
+    Either the mapping gives an order, or a key shows that the file has PyTorch's order.
 
     Args:
         found: The features of all weights of the plan.
     """
     given: dict[int, Features] = {}
+    of_torch: dict[int, Features] = {}
     for one in found:
         if one.shape is not None:
             given.setdefault(one.axis, one)
+        elif not one.in_keras:
+            of_torch.setdefault(one.axis, one)
     errors = []
     for one in found:
         first = given.get(one.axis)
+        if first is None and (other := of_torch.get(one.axis)) and one.in_keras:
+            errors += _other_style(one, other)
         if first is None or same_order(one.order, first.order):
             continue
         if (
@@ -160,6 +169,18 @@ def conflicting_orders(found: Sequence[Features]) -> list[str]:
             f"{first.option}={first.shape}, {advice}"
         )
     return errors
+
+
+def _other_style(one: Features, other: Features) -> list[str]:
+    """Returns the error for a weight in Keras's order beside one in PyTorch's, if they differ."""
+    if same_order(one.order, other.order):
+        return []
+    return [
+        f"'{one.path}' has the same features as '{other.path}', and the file has '{other.key}' in "
+        f"PyTorch's order, but the key '{one.key}' does not show this order: map to "
+        f"Key({one.key!r}, transposed=True) if the file has PyTorch's order here too; otherwise "
+        f"map to Key(..., transposed=False, {one.option}=())"
+    ]
 
 
 def _divide_alike(one: Sequence[int], other: Sequence[int]) -> bool:

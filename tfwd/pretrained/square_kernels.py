@@ -10,9 +10,12 @@ from typing import NamedTuple
 import keras
 
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
-from tfwd.pretrained.known_weights import CELLS, MATRICES
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.known_weights import CELLS, CONVOLUTIONS, MATRICES, is_known_layout
 from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Entry
+from tfwd.pretrained.target_variables import Target
+from tfwd.pretrained.torch_layouts import layout_of
 
 
 class Kernel(NamedTuple):
@@ -32,16 +35,24 @@ class Kernel(NamedTuple):
 
     @property
     def is_square(self) -> bool:
-        """Returns True for a square kernel of a layer whose layout tfwd knows."""
+        """Returns True for a kernel in a known layout whose shape fits both orders of axes."""
         shape, target = self.step.entry.shape, self.step.target
+        if is_convolution(target):
+            return shape == target.shape == layout_of(target, LayerOrders()).shape
         kinds = (keras.layers.Dense, keras.layers.EinsumDense, *CELLS)
         is_kernel = isinstance(target.owner, kinds) and target.name in MATRICES
         return is_kernel and len(shape) == 2 and shape[0] == shape[1] > 1
 
     @property
     def shown(self) -> bool | None:
-        """Returns True if the shape shows that the file has the outputs first, False if inputs."""
-        shape, layout = self.step.entry.shape, self.step.layout
+        """Returns True if the shape shows that the file has the outputs first, False if inputs.
+
+        A convolution's kernel shows PyTorch's order of axes, or Keras's.
+        """
+        shape, layout, target = self.step.entry.shape, self.step.layout, self.step.target
+        if is_convolution(target):
+            in_torch = layout_of(target, LayerOrders()).shape
+            return None if target.shape == in_torch else shape == in_torch
         if len(shape) != 2 or shape[0] == shape[1] or math.prod(shape) != math.prod(layout.final):
             return None
         if layout.shape == shape:
@@ -86,13 +97,21 @@ def _similar_keys(key: str) -> tuple[object, object]:
     return ("first word", words[0]), ("last word", words[-1])
 
 
+def is_convolution(target: Target) -> bool:
+    """Returns True for the kernel of a convolution whose order of axes in PyTorch is known."""
+    is_kernel = len(target.shape) > 2 and target.name in MATRICES
+    return is_kernel and isinstance(target.owner, CONVOLUTIONS) and is_known_layout(target)
+
+
 def is_matrix(step: Step) -> bool:
-    """Returns True for a matrix in the file that multiplies a layer's inputs.
+    """Returns True for a matrix or kernel in the file that multiplies a layer's inputs.
 
     A table of embeddings has the same order in all libraries. A custom layer for positions, such as
     keras-hub's `PositionEmbedding`, is known by its name or key. The two biases of a GRU are no
     matrix either.
     """
+    if is_convolution(step.target):
+        return True
     others = (keras.layers.Embedding, *ORDER_PRESERVING_LAYERS)
     names = f"{step.target.path} {step.key}".lower()
     is_table = isinstance(step.target.owner, others) or "embed" in names
@@ -132,15 +151,17 @@ def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]
         if against is None and (is_clear or is_shown):
             continue
         key, shape = kernel.step.key, kernel.step.entry.shape
+        outputs_first, inputs_first = "the outputs first", "the inputs first"
+        if is_convolution(kernel.step.target):
+            outputs_first, inputs_first = "PyTorch's order of axes", "Keras's order of axes"
         if against is not None:
-            other = "inputs" if kernel.transposed else "outputs"
-            why = f"'{against}' has the {other} first"
+            why = f"'{against}' has {inputs_first if kernel.transposed else outputs_first}"
         else:
             why = f"the end of '{key}' does not show it"
         errors.append(
             f"'{kernel.step.target.path}': key '{key}' is {shape}, so its shape does not show its "
-            f"order of axes, and {why}: map to Key({key!r}, transposed=True) if the file has the "
-            "outputs first; otherwise map to Key(..., transposed=False)"
+            f"order of axes, and {why}: map to Key({key!r}, transposed=True) if the file has "
+            f"{outputs_first}; otherwise map to Key(..., transposed=False)"
         )
     return errors
 

@@ -160,10 +160,9 @@ def _advice(
             f"{in_keras_order(target, key, of_model)}"
         )
     shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
-    rest = f". Otherwise {in_keras_order(target, key, of_model)}" if "outputs" in unknown else ""
     return (
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
-        f" if PyTorch has the same order{rest}"
+        f" if PyTorch has the same order. Otherwise {in_keras_order(target, key, of_model)}"
     )
 
 

@@ -205,6 +205,20 @@ DEFECTS = [
         ("tests/pretrained/test_computed_weights.py",),
     ),
     Defect(
+        "weights of the same features may have Keras's order and PyTorch's by their keys",
+        "tfwd/pretrained/given_orders.py",
+        "errors += _other_style(one, other)",
+        "pass",
+        ("tests/pretrained/test_key_styles.py",),
+    ),
+    Defect(
+        "the order of a convolution's kernel is guessed if its shape fits both orders",
+        "tfwd/pretrained/square_kernels.py",
+        "return shape == target.shape == layout_of(target, LayerOrders()).shape",
+        "return False",
+        ("tests/pretrained/test_square_kernels.py",),
+    ),
+    Defect(
         "any kernel shows the order of a square kernel whose key has no known end",
         "tfwd/pretrained/square_kernels.py",
         "shown.of_similar_key(kernel, kernel.transposed)",
