@@ -255,3 +255,15 @@ def test_a_normalization_with_other_names_beside_a_kernel_of_pytorch(in_torch, t
         keys["fc"] = Key("fc", flattened=(4, 3, 2))
     load(model, path, mapping=keys)
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_counter_of_pytorch_with_another_separator_is_no_weight(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(name="n")])
+    values = dict(zip(("weight", "bias", "running_mean", "running_var"), range(1, 5), strict=True))
+    tensors = {f"n/{name}": np.full(3, value, "float32") for name, value in values.items()}
+    path = tmp_path / "model.npz"
+    np.savez(path, **tensors, **{"n/num_batches_tracked": np.array(7)})
+    names = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean"}
+    names["moving_variance"] = "running_var"
+    load(model, path, mapping={f"n/{ours}": f"n/{theirs}" for ours, theirs in names.items()})
+    np.testing.assert_array_equal([w.numpy()[0] for w in model.weights], [1, 2, 3, 4])

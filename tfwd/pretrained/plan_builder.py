@@ -183,7 +183,7 @@ def _notes(
 
 def _is_buffer(source: Source, key: str) -> bool:
     """Returns True for an integer buffer of PyTorch, which is not a weight."""
-    return key.rpartition(".")[2] in _BUFFERS and "int" in source.entries[key].dtype
+    return re.split(r"[./]", key)[-1] in _BUFFERS and "int" in source.entries[key].dtype
 
 
 def _key_matcher(patterns: Iterable[str], prefix: str) -> Callable[[str], set[int]]:
