@@ -236,3 +236,28 @@ def test_a_convolution_whose_shape_fits_both_orders(in_torch, tmp_path):
     keys["c3/kernel"] = Key("conv_w", transposed=in_torch)
     load(model, path, mapping=keys)
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_convolution_does_not_show_the_order_of_a_matrix(tmp_path):
+    """Checks parameters by hand: `conv2d(x, conv_w)` has the outputs first, `x @ fc_w` has not."""
+    convolution = layers.Conv2D(4, 1, use_bias=False, name="conv")
+    model = sequential(
+        keras.Input((3, 2, 5)), convolution, layers.GlobalAveragePooling2D(), dense(4, "fc")
+    )
+    w, fc, x = (RNG.normal(size=size) for size in ((4, 5, 1, 1), (4, 4), (2, 3, 2, 5)))
+    folder = saved(tmp_path, {"conv_w": w, "fc_w": fc})
+    keys = {"conv/kernel": "conv_w", "fc/kernel": "fc_w"}
+    with pytest.raises(PlanError, match="the end of 'fc_w' does not show it"):
+        load(model, folder, mapping=keys)
+    load(model, folder, mapping={**keys, "fc/kernel": Key("fc_w", transposed=False)})
+    expected = (x @ w[..., 0, 0].T).mean((1, 2)) @ fc
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_that_fits_both_orders_alone(tmp_path):
+    """Checks a parameter of PyTorch, whose convolutions have one order."""
+    model = sequential(keras.Input((7, 6, 3)), layers.Conv2D(3, 3, use_bias=False, name="c"))
+    w, x = RNG.normal(size=(3, 3, 3, 3)), RNG.normal(size=(2, 7, 6, 3))
+    load(model, saved(tmp_path, {"w": w}), mapping={"c/kernel": "w"})
+    expected = tf.nn.conv2d(x, w.transpose(2, 3, 1, 0), 1, "VALID")
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

@@ -124,8 +124,8 @@ def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]
 
     The last component of the key decides, unless other matrices with such keys have the other
     order. Hugging Face's GPT-2 has `weight` with the inputs first. If the last component is no
-    known name, as in a parameter of PyTorch, the shape of another kernel with a similar key must
-    show that outputs are first.
+    known name, as in a parameter of PyTorch, the shape of another matrix with a similar key must
+    show that outputs are first. The kernel of a convolution is no such matrix, and needs none.
 
     Args:
         kernels: All matrices of the plan.
@@ -134,7 +134,9 @@ def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]
     shown, told = _Evidence(), _Evidence()
     for kernel in kernels:
         by_shape = kernel.shown
-        for found, value in ((shown, by_shape), (told, by_shape), (told, kernel.given)):
+        # PyTorch's functions take the kernels of convolutions in one order, but matrices in both.
+        of_matrix = None if is_convolution(kernel.step.target) else by_shape
+        for found, value in ((shown, of_matrix), (told, by_shape), (told, kernel.given)):
             if value is not None:
                 found.add(kernel.step.key, kernel.is_torch, value)
     for key, is_torch, value in _shown_by_biases(entries, {kernel.step.key for kernel in kernels}):
@@ -147,7 +149,11 @@ def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]
         against = told.of_similar_key(kernel, not kernel.transposed)
         if against is None and not is_shown:
             against = told.of_style(kernel, not kernel.transposed)
-        is_clear = kernel.is_torch is not None or not kernel.transposed
+        is_clear = (
+            kernel.is_torch is not None
+            or not kernel.transposed
+            or is_convolution(kernel.step.target)
+        )
         if against is None and (is_clear or is_shown):
             continue
         key, shape = kernel.step.key, kernel.step.entry.shape
