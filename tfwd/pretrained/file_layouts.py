@@ -113,7 +113,8 @@ class FileLayouts:
             style = self._styles.of(step.target)[step.key]
             transposed = self._styles.is_transposed(step.target, key, step.key)
             kernels.append(Kernel(step, style, key.transposed, transposed))
-        return square_kernel_errors(kernels, self._source.entries)
+        names_show = not self._source.transposed
+        return square_kernel_errors(kernels, self._source.entries, names_show)
 
     def conflicting_orders(self, steps: Sequence[Step]) -> list[str]:
         """Returns the errors of features whose order some weights have, and others have not.

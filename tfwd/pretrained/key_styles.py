@@ -46,7 +46,7 @@ class KeyStyles:
         self._of_owner, self._choices = of_owner, choices
         self._prefix, self._keys = prefix, keys
         self._shapes = {key: entry.shape for key, entry in source.entries.items()}
-        endings = {_ending(key) for key in source.entries}
+        endings = {_ending(key) for key in keys}
         self._has_keras_endings = not endings.isdisjoint(_KERAS_ENDINGS)
         self._torch_key = next((k for k in source.entries if _ending(k) in _TORCH_ENDINGS), None)
         # A file of safetensors that JAX or Keras wrote has no name of PyTorch.

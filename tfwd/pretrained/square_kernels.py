@@ -60,43 +60,6 @@ class Kernel(NamedTuple):
         return not self.transposed if layout.shape == shape[::-1] else None
 
 
-class _Evidence:
-    """Keys of matrices of which something shows or tells whether the outputs are first."""
-
-    def __init__(self) -> None:
-        self._keys: dict[tuple[object, bool], str] = {}
-
-    def add(self, key: str, is_torch: bool | None, outputs_first: bool) -> None:
-        """Adds a matrix.
-
-        Args:
-            key: str. Its key.
-            is_torch: As in `Kernel`.
-            outputs_first: bool. True if the file has its outputs first.
-        """
-        for group in (is_torch, *_similar_keys(key)):
-            self._keys.setdefault((group, outputs_first), key)
-
-    def of_style(self, kernel: Kernel, outputs_first: bool) -> str | None:
-        """Returns the key of a matrix with this order whose key has the same style, or None."""
-        return self._keys.get((kernel.is_torch, outputs_first))
-
-    def of_similar_key(self, kernel: Kernel, outputs_first: bool) -> str | None:
-        """Returns the key of a matrix with this order whose key is similar, or None."""
-        found = (self._keys.get((g, outputs_first)) for g in _similar_keys(kernel.step.key))
-        return next((key for key in found if key is not None), None)
-
-
-def _similar_keys(key: str) -> tuple[object, object]:
-    """Returns the names of the two groups of similar keys to which a key belongs.
-
-    Keys are similar if the first or the last words of their last components are equal, as in
-    `q_proj_weight` and `k_proj_weight`, or `W_1` and `W_2`.
-    """
-    words = re.findall("[a-z]+", re.split(r"[./]", key)[-1].lower()) or [""]
-    return ("first word", words[0]), ("last word", words[-1])
-
-
 def is_convolution(target: Target) -> bool:
     """Returns True for the kernel of a convolution whose order of axes in PyTorch is known."""
     is_kernel = len(target.shape) > 2 and target.name in MATRICES
@@ -119,46 +82,41 @@ def is_matrix(step: Step) -> bool:
     return len(step.entry.shape) == 2 and not is_other
 
 
-def square_kernel_errors(kernels: Sequence[Kernel], entries: Mapping[str, Entry]) -> list[str]:
+def square_kernel_errors(
+    kernels: Sequence[Kernel], entries: Mapping[str, Entry], names_show: bool
+) -> list[str]:
     """Returns an error for each square kernel whose order of axes is not known.
 
     The last component of the key decides, unless other matrices with such keys have the other
     order. Hugging Face's GPT-2 has `weight` with the inputs first. If the last component is no
-    known name, as in a parameter of PyTorch, the shape of another matrix with a similar key must
-    show that outputs are first. The kernel of a convolution is no such matrix, and needs none.
+    known name, as in a parameter of PyTorch, the code of the model may multiply from either side.
+    Convolutions of PyTorch and their kernels have one order.
 
     Args:
         kernels: All matrices of the plan.
         entries: The tensors of the file.
+        names_show: bool. True if a key without a known name shows Keras's order, as in files of
+            NumPy.
     """
-    shown, told = _Evidence(), _Evidence()
+    # For each style of key: keys of matrices that have the outputs first (True) or the inputs.
+    told: dict[bool | None, dict[bool, str]] = {True: {}, False: {}, None: {}}
     for kernel in kernels:
-        by_shape = kernel.shown
-        # PyTorch's functions take the kernels of convolutions in one order, but matrices in both.
-        of_matrix = None if is_convolution(kernel.step.target) else by_shape
-        for found, value in ((shown, of_matrix), (told, by_shape), (told, kernel.given)):
+        for value in (kernel.shown, kernel.given):
             if value is not None:
-                found.add(kernel.step.key, kernel.is_torch, value)
+                told[kernel.is_torch].setdefault(value, kernel.step.key)
     for key, is_torch, value in _shown_by_biases(entries, {kernel.step.key for kernel in kernels}):
-        told.add(key, is_torch, value)
+        told[is_torch].setdefault(value, key)
     errors = []
     for kernel in kernels:
         if kernel.given is not None or not kernel.is_square:
             continue
-        is_shown = shown.of_similar_key(kernel, kernel.transposed) is not None
-        against = told.of_similar_key(kernel, not kernel.transposed)
-        if against is None and not is_shown:
-            against = told.of_style(kernel, not kernel.transposed)
-        is_clear = (
-            kernel.is_torch is not None
-            or not kernel.transposed
-            or is_convolution(kernel.step.target)
-        )
-        if against is None and (is_clear or is_shown):
+        against = told[kernel.is_torch].get(not kernel.transposed)
+        is_conv = is_convolution(kernel.step.target)
+        if against is None and (kernel.is_torch is not None or names_show or is_conv):
             continue
         key, shape = kernel.step.key, kernel.step.entry.shape
         outputs_first, inputs_first = "the outputs first", "the inputs first"
-        if is_convolution(kernel.step.target):
+        if is_conv:
             outputs_first, inputs_first = "PyTorch's order of axes", "Keras's order of axes"
         if against is not None:
             why = f"'{against}' has {inputs_first if kernel.transposed else outputs_first}"
