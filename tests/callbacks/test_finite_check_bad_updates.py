@@ -1,5 +1,7 @@
 """`FiniteCheck` on finite gradients whose update is not finite: an overflow, or a division by 0."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -77,6 +79,23 @@ def test_an_update_that_divides_by_0_is_not_made(name):
     dtype, optimizer = OF_AVERAGES[name]
     x, y = large_data()
     check_first_update(lambda: half_model(optimizer(), dtype), x.astype("float32") / 1000, y)
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="Nadam of Keras 3 is right")
+def test_nadam_makes_no_single_weight_infinite():
+    """Checks a defect of Keras 2.15: its trace divides by 0 if the model has a single weight.
+
+    A checked step has another trace, whose update is finite or reported.
+    """
+    found = []
+    for callbacks in ([], [FiniteCheck()]):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        model.compile(keras.optimizers.Nadam(0.01), "mse", jit_compile=False)
+        with contextlib.suppress(NonFiniteError):
+            model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=callbacks)
+        found.append(are_finite(model.get_weights()))
+    assert found == [False, True]
 
 
 @quick_rows("*range0-graph", "*finite-graph")

@@ -22,6 +22,8 @@ OPTIMIZERS = {
     "Adam": lambda: optimizers.Adam(),
     "Adam with a small rate": lambda: optimizers.Adam(1e-30, epsilon=1.0),
     "RMSprop": lambda: optimizers.RMSprop(),
+    "Ftrl": lambda: optimizers.Ftrl(),
+    "Adafactor": lambda: optimizers.Adafactor(),
     "global_clipnorm": lambda: optimizers.SGD(global_clipnorm=1.0),
 }
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfwd._keras2 import wrapped_optimizers
@@ -253,6 +254,14 @@ def assigns_by_methods(leaf: Any) -> bool:
     Legacy optimizers use operations that write into variables directly.
     """
     return not wrapped_optimizers.is_legacy(leaf) and is_of_keras(type(leaf))
+
+
+def may_divide_by_zero(leaf: Any) -> bool:
+    """Returns True for Nadam of Keras 2, whose first update of a single variable divides by 0.
+
+    The trace of this update contains the first value of a product, which is 1.
+    """
+    return isinstance(leaf, keras.optimizers.Nadam)
 
 
 def has_rows(grads: Sequence[Any]) -> bool:

@@ -158,6 +158,11 @@ def assigns_by_methods(leaf: Optimizer) -> bool:
     return is_of_keras(type(leaf))
 
 
+def may_divide_by_zero(leaf: Optimizer) -> bool:
+    """Returns False. On Keras 2, it returns True for Nadam."""
+    return False
+
+
 def has_rows(grads: Sequence[Any]) -> bool:
     """Returns True if an update may fail because a gradient of rows makes NaN.
 

@@ -11,6 +11,7 @@ from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.gradient_clipping import clipping
 from tfwd.numerics.causes.large_inputs import large_inputs
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
 
 
 def squared_gradients(evidence: Evidence) -> Iterator[Cause]:
@@ -57,7 +58,7 @@ def overflowing_squares(evidence: Evidence) -> str:
     if not is_global:
         use = "Adam, RMSprop and similar optimizers store means or sums of such squares."
     if size * size > limit:
-        is_stored = first.detail.summary.positive_inf > 0
+        is_stored = first.detail.summary.positive_inf > 0 or _divides_by_squares(evidence)
         return f"{text} Its square exceeds {number}. {use}" if is_global or is_stored else ""
     # The norm is not measured: this is the largest sum that the gradients can have.
     summaries = [one.detail.summary for one in gradients]
@@ -65,3 +66,12 @@ def overflowing_squares(evidence: Evidence) -> str:
     if is_global and bound > limit:
         return f"{text} {use} Their sum may exceed {number}."
     return ""
+
+
+def _divides_by_squares(evidence: Evidence) -> bool:
+    """Returns True for optimizers whose weights become NaN in the step in which a square overflows.
+
+    Adam and others store the infinite square, so the stored variable is the first bad one.
+    """
+    leaves = leaf_optimizers(evidence.model)
+    return any(type(leaf).__name__ in ("Ftrl", "Adafactor") for leaf in leaves)

@@ -27,6 +27,7 @@ def is_safe(leaf: Any) -> bool:
         and all(0 <= np.float32(average) < 1 for average in averages)
         and type(leaf).__name__ in SAFE
         and update_interception.assigns_by_methods(leaf)
+        and not update_interception.may_divide_by_zero(leaf)
         and isinstance(epsilon, (int, float))
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)
