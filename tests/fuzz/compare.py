@@ -129,7 +129,7 @@ def _differences(program, mode):
         if not all(np.abs(x).max(initial=0) < LARGE for x in reached):
             raise NoModel("plain Keras diverges, by which rounding becomes anything")
         if mode.policy == "mixed_float16" and mode.run.startswith("fit") and _overflows(expected):
-            raise NoModel("Keras may skip a step, whose scaled gradients overflow in float16")
+            raise NoModel("Keras may skip a step, because scaled gradients overflow in float16")
         found += _compared(record, expected, tolerance, sloped)
         found += _calls_differ(wrapped, oracle)
     if not found and mode.run != "replicas":
@@ -138,9 +138,10 @@ def _differences(program, mode):
 
 
 def _overflows(expected):
-    """Checks for gradients that float16 may not hold with Keras's loss scale.
+    """Checks for gradients that may overflow in float16 when Keras scales the loss.
 
-    Gradients of other tensors may be larger than those of weights: 16 times is a margin.
+    The gradient of a layer's output may exceed the gradients of the weights. The limit therefore
+    has a margin of 16.
     """
     sizes = [np.abs(np.asarray(g)).max(initial=0) for step in expected.of_weights for g in step]
     limit = np.finfo(np.float16).max / training_modes.LOSS_SCALE / 16

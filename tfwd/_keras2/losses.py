@@ -9,9 +9,15 @@ import keras
 import tensorflow as tf
 from keras.src.engine.compile_utils import LossesContainer, match_dtype_and_rank
 from keras.src.losses import LossFunctionWrapper
+from keras.src.utils.generic_utils import to_snake_case
 
 from tfwd._keras2.layers import all_layers
 from tfwd._keras2.variables import tf_variable
+
+
+def default_name(loss: Any) -> str:
+    """Returns the name that Keras gives to a loss object without a name: its class, with `_`."""
+    return str(to_snake_case(type(loss).__name__))
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:

@@ -10,8 +10,14 @@ import tensorflow as tf
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.utils.naming import to_snake_case
 
 from tfwd._keras3.variables import value
+
+
+def default_name(loss: Any) -> str:
+    """Returns the name that Keras gives to a loss object without a name: its class, with `_`."""
+    return str(to_snake_case(type(loss).__name__))
 
 
 def compiled_loss(model: keras.Model) -> tuple[Any, Any]:

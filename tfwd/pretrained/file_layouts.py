@@ -31,7 +31,7 @@ from tfwd.pretrained.known_weights import (
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
 from tfwd.pretrained.sources.base import Source
-from tfwd.pretrained.square_kernels import Kernel, is_matrix, square_kernel_errors
+from tfwd.pretrained.square_kernels import Kernel, is_kernel, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import inputs_first_layout, layout_of
 from tfwd.pretrained.unknown_layouts import unknown_layout
@@ -108,7 +108,7 @@ class FileLayouts:
             steps: The variables that are loaded.
         """
         kernels = []
-        for step in filter(is_matrix, steps):
+        for step in filter(is_kernel, steps):
             key = self._choices[step.target.path][0]
             style = self._styles.of(step.target)[step.key]
             transposed = self._styles.is_transposed(step.target, key, step.key)

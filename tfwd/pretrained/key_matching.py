@@ -10,7 +10,6 @@ import keras
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.computed_weights import computed_weight_errors
 from tfwd.pretrained.file_layouts import FileLayouts
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import (
@@ -28,7 +27,7 @@ from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import layout_of
+from tfwd.pretrained.torch_layouts import torch_shape
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -239,7 +238,7 @@ def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
         if isinstance(target.owner, keras.layers.GRUCell):
             order += ", and the gates in the order update, reset, new"
         error += f": map to Key({key!r}, transposed=False) if the file has Keras's {order}"
-    elif is_known_layout(target) and entry.shape == layout_of(target, LayerOrders()).shape:
+    elif is_known_layout(target) and entry.shape == torch_shape(target):
         error += f": map to Key({key!r}, transposed=True) if the file has PyTorch's order of axes"
     return error
 

@@ -186,6 +186,11 @@ def separator_of(keys: Iterable[str]) -> str:
     return "/" if "/" in used and "." not in used else "."
 
 
+def last_component(key: str) -> str:
+    """Returns the last component of a key, whose components are joined by `.` or `/`."""
+    return re.split(r"[./]", key)[-1]
+
+
 def possible_keys(
     target: Target, key: Key, is_layer: bool, separator: str = "."
 ) -> dict[str, bool | None]:
@@ -203,7 +208,7 @@ def possible_keys(
         style is unclear.
     """
     if not is_layer:
-        last = re.split(r"[./]", key.name)[-1]
+        last = last_component(key.name)
         return {key.name: _is_torch_style(target, key.name, last)}
     if not {"/", "."}.isdisjoint(key.name):
         separator = "." if "." in key.name else "/"
@@ -225,9 +230,9 @@ def copies_of(key: Key, names: Iterable[str]) -> tuple[str, ...]:
         key: Key of the layer in the mapping.
         names: Possible keys of the variable.
     """
-    of_variable = {re.split(r"[./]", name)[-1] for name in names}
+    of_variable = {last_component(name) for name in names}
     known = {last for each in _NAMES_IN_FILES.values() for last in each}
-    lasts = {copy: re.split(r"[./]", copy)[-1] for copy in key.copies}
+    lasts = {copy: last_component(copy) for copy in key.copies}
     return tuple(c for c, last in lasts.items() if last in of_variable or last not in known)
 
 
@@ -245,7 +250,7 @@ def style_of_copy(target: Target, copy: str, names: dict[str, bool | None]) -> b
     of_key = next(iter(names.values())) if len(names) == 1 else None
     if of_key is not None:
         return of_key
-    return _is_torch_style(target, copy, re.split(r"[./]", copy)[-1])
+    return _is_torch_style(target, copy, last_component(copy))
 
 
 def _is_torch_style(target: Target, name: str, last: str) -> bool | None:

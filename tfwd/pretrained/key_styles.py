@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import Shape
-from tfwd.pretrained.key_rules import Key, style_of_copy
+from tfwd.pretrained.key_rules import Key, last_component, style_of_copy
 from tfwd.pretrained.known_weights import feature_orders, is_known_layout
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.target_variables import Target
@@ -46,9 +45,11 @@ class KeyStyles:
         self._of_owner, self._choices = of_owner, choices
         self._prefix, self._keys = prefix, keys
         self._shapes = {key: entry.shape for key, entry in source.entries.items()}
-        endings = {_ending(key) for key in keys}
+        endings = {last_component(key) for key in keys}
         self._has_keras_endings = not endings.isdisjoint(_KERAS_ENDINGS)
-        self._torch_key = next((k for k in source.entries if _ending(k) in _TORCH_ENDINGS), None)
+        self._torch_key = next(
+            (k for k in source.entries if last_component(k) in _TORCH_ENDINGS), None
+        )
         # A file of safetensors that JAX or Keras wrote has no name of PyTorch.
         is_of_keras = self._has_keras_endings and self._torch_key is None
         self._default = source.transposed and not is_of_keras
@@ -123,7 +124,7 @@ class KeyStyles:
 
     def _by_name(self, target: Target, name: str) -> bool | None:
         """Returns the style that a key's name shows; None for "bias", a name of both libraries."""
-        return None if _ending(name) == "bias" else self.of(target)[name]
+        return None if last_component(name) == "bias" else self.of(target)[name]
 
     def _of_layer(self, target: Target, by_names: bool) -> bool | None:
         """Returns the style of a layer's other weights in the file: Keras's if one has it.
@@ -142,10 +143,6 @@ class KeyStyles:
                 continue
             found.update(self._by_name(other, n) for n in self.of(other) if n in self._keys)
         return False if False in found else (True if True in found else None)
-
-
-def _ending(key: str) -> str:
-    return re.split(r"[./]", key)[-1]
 
 
 def _fits_both_orders(target: Target, in_file: Shape) -> bool:

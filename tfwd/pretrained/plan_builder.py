@@ -9,7 +9,7 @@ import keras
 
 from tfwd.path_patterns import PatternIndex, compiled, matches
 from tfwd.pretrained.key_matching import KeyMatching
-from tfwd.pretrained.key_rules import FamilyRules, KeyMapping
+from tfwd.pretrained.key_rules import FamilyRules, KeyMapping, last_component
 from tfwd.pretrained.loading_plan import Plan
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Source
@@ -183,7 +183,7 @@ def _notes(
 
 def _is_buffer(source: Source, key: str) -> bool:
     """Returns True for an integer buffer of PyTorch, which is not a weight."""
-    return re.split(r"[./]", key)[-1] in _BUFFERS and "int" in source.entries[key].dtype
+    return last_component(key) in _BUFFERS and "int" in source.entries[key].dtype
 
 
 def _key_matcher(patterns: Iterable[str], prefix: str) -> Callable[[str], set[int]]:

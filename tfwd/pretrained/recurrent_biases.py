@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import keras
 
-from tfwd.pretrained.key_rules import Key
+from tfwd.pretrained.key_rules import Key, last_component
 from tfwd.pretrained.known_weights import CELLS
 from tfwd.pretrained.target_variables import Target
 
@@ -27,7 +27,7 @@ def wrong_recurrent_bias(
     owner = target.owner
     if not isinstance(owner, CELLS) or target.name != "bias":
         return None
-    last = re.split(r"[./]", key.name)[-1]
+    last = last_component(key.name)
     is_half = last.startswith(("bias_ih", "bias_hh"))
     new = key.name.removesuffix(last) + re.sub("^bias_[ih]h", "bias", last)
     other_half = prefix + key.name.removesuffix(last) + _other_half(last)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
-from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
+from tfwd.pretrained.key_rules import last_component
 from tfwd.pretrained.known_weights import CELLS, CONVOLUTIONS, MATRICES, is_known_layout
 from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.sources.base import Entry
 from tfwd.pretrained.target_variables import Target
-from tfwd.pretrained.torch_layouts import layout_of
+from tfwd.pretrained.torch_layouts import torch_shape
 
 
 class Kernel(NamedTuple):
-    """Matrix of a file, and how its key is understood.
+    """Kernel in a file, and how its key is understood.
 
     Attributes:
         step: The variable with its tensor.
@@ -34,14 +33,14 @@ class Kernel(NamedTuple):
     transposed: bool
 
     @property
-    def is_square(self) -> bool:
+    def fits_both_orders(self) -> bool:
         """Returns True for a kernel in a known layout whose shape fits both orders of axes."""
         shape, target = self.step.entry.shape, self.step.target
         if is_convolution(target):
-            return shape == target.shape == layout_of(target, LayerOrders()).shape
+            return shape == target.shape == torch_shape(target)
         kinds = (keras.layers.Dense, keras.layers.EinsumDense, *CELLS)
-        is_kernel = isinstance(target.owner, kinds) and target.name in MATRICES
-        return is_kernel and len(shape) == 2 and shape[0] == shape[1] > 1
+        is_known = isinstance(target.owner, kinds) and target.name in MATRICES
+        return is_known and len(shape) == 2 and shape[0] == shape[1] > 1
 
     @property
     def shown(self) -> bool | None:
@@ -51,7 +50,7 @@ class Kernel(NamedTuple):
         """
         shape, layout, target = self.step.entry.shape, self.step.layout, self.step.target
         if is_convolution(target):
-            in_torch = layout_of(target, LayerOrders()).shape
+            in_torch = torch_shape(target)
             return None if target.shape == in_torch else shape == in_torch
         if len(shape) != 2 or shape[0] == shape[1] or math.prod(shape) != math.prod(layout.final):
             return None
@@ -62,11 +61,11 @@ class Kernel(NamedTuple):
 
 def is_convolution(target: Target) -> bool:
     """Returns True for the kernel of a convolution whose order of axes in PyTorch is known."""
-    is_kernel = len(target.shape) > 2 and target.name in MATRICES
-    return is_kernel and isinstance(target.owner, CONVOLUTIONS) and is_known_layout(target)
+    is_convolving = isinstance(target.owner, CONVOLUTIONS) and target.name in MATRICES
+    return is_convolving and len(target.shape) > 2 and is_known_layout(target)
 
 
-def is_matrix(step: Step) -> bool:
+def is_kernel(step: Step) -> bool:
     """Returns True for a matrix or kernel in the file that multiplies a layer's inputs.
 
     A table of embeddings has the same order in all libraries. A custom layer for positions, such as
@@ -93,7 +92,7 @@ def square_kernel_errors(
     Convolutions of PyTorch and their kernels have one order.
 
     Args:
-        kernels: All matrices of the plan.
+        kernels: All kernels of the plan.
         entries: The tensors of the file.
         names_show: bool. True if a key without a known name shows Keras's order, as in files of
             NumPy.
@@ -108,7 +107,7 @@ def square_kernel_errors(
         told[is_torch].setdefault(value, key)
     errors = []
     for kernel in kernels:
-        if kernel.given is not None or not kernel.is_square:
+        if kernel.given is not None or not kernel.fits_both_orders:
             continue
         against = told[kernel.is_torch].get(not kernel.transposed)
         is_conv = is_convolution(kernel.step.target)
@@ -143,7 +142,7 @@ def _shown_by_biases(
         The key, its style as in `Kernel`, and True if the outputs are first.
     """
     for key, entry in entries.items():
-        last = re.split(r"[./]", key)[-1]
+        last = last_component(key)
         bias = entries.get(f"{key.removesuffix(last)}bias")
         if key in loaded or bias is None or last not in ("weight", "kernel"):
             continue

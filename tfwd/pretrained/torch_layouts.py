@@ -64,6 +64,11 @@ def layout_of(target: Target, orders: LayerOrders) -> Layout:
     return Layout(layout.shape, in_file, axes, shape, layout.order)
 
 
+def torch_shape(target: Target) -> Shape:
+    """Returns the shape that a file of PyTorch has for a variable."""
+    return layout_of(target, LayerOrders()).shape
+
+
 def inputs_first_layout(target: Target, given: LayerOrders, in_file: Shape) -> Layout:
     """Returns the layout of a tensor with its axes in Keras's order.
 

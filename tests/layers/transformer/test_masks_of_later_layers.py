@@ -1,4 +1,4 @@
-"""The mask that a layer passes on. The expected numbers are means in NumPy over the tokens."""
+"""Masks that a BERT passes to later layers. NumPy computes the expected means over the tokens."""
 
 import keras
 import numpy as np
@@ -6,7 +6,8 @@ import pytest
 
 from tfwd.layers import transformer as T
 
-IDS = np.array([[5, 6, 0, 8], [0, 8, 1, 1]])  # 0 may be a token, as RoBERTa's <s>
+# RoBERTa uses the id 0 for the token <s>, and the id 1 for padding.
+IDS = np.array([[5, 6, 0, 8], [0, 8, 1, 1]])
 
 
 def bert(padding_id, **further):

@@ -236,8 +236,8 @@ DEFECTS = [
     Defect(
         "a report shows the address in memory of a loss without a name",
         "tfwd/numerics/causes/losses_by_output.py",
-        "type(loss).__name__)",
-        "str(loss))",
+        "_keras_losses.default_name(loss)",
+        "str(loss)",
         ("tests/numerics/test_names_of_losses.py",),
     ),
     Defect(

@@ -150,7 +150,7 @@ DEFECTS = [
     Defect(
         "a bias has PyTorch's order beside any kernel",
         "tfwd/pretrained/key_styles.py",
-        'return None if _ending(name) == "bias" else self.of(target)[name]',
+        'return None if last_component(name) == "bias" else self.of(target)[name]',
         "return self.of(target)[name]",
         ("tests/pretrained/test_key_styles.py",),
     ),
@@ -221,14 +221,14 @@ DEFECTS = [
     Defect(
         "ignored keys show the order of axes of others",
         "tfwd/pretrained/key_styles.py",
-        "endings = {_ending(key) for key in keys}",
-        "endings = {_ending(key) for key in source.entries}",
+        "endings = {last_component(key) for key in keys}",
+        "endings = {last_component(key) for key in source.entries}",
         ("tests/pretrained/test_square_kernels.py",),
     ),
     Defect(
         "the order of a convolution's kernel is guessed if its shape fits both orders",
         "tfwd/pretrained/square_kernels.py",
-        "return shape == target.shape == layout_of(target, LayerOrders()).shape",
+        "return shape == target.shape == torch_shape(target)",
         "return False",
         ("tests/pretrained/test_square_kernels.py",),
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
@@ -39,17 +38,14 @@ class Output(NamedTuple):
 def loss_name(loss: Any) -> str:
     """Returns the name of a loss or of its function.
 
-    A loss object without a name gets the name of its class in snake case, as in Keras 3.
+    A loss object without a name gets the name of its class, as in Keras 3.
     """
     if isinstance(loss, str):
         return loss
     if isinstance(loss, functools.partial):
         return loss_name(loss.func)
     given = getattr(loss, "name", None) or getattr(loss, "__name__", None)
-    if given:
-        return str(given)
-    words = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(loss).__name__)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", words).lower()
+    return str(given) if given else _keras_losses.default_name(loss)
 
 
 def outputs(evidence: Evidence) -> list[Output]:
