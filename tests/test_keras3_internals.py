@@ -113,6 +113,7 @@ MODULES = {
     "keras.src.losses.losses.LossFunctionWrapper",
     "keras.src.models.Functional",
     "keras.src.trainers.compile_utils.CompileLoss",
+    "keras.src.utils.naming.to_snake_case",
     "keras.src.utils.python_utils.is_default",
     "keras.src.utils.tracking",
 }
