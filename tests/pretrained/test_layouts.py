@@ -1,5 +1,7 @@
 """Layouts: a layer with PyTorch's tensor computes PyTorch's formula."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -154,6 +156,35 @@ def test_convolution(tmp_path):
             part = x[0, i : i + 3, j : j + 3]  # positions, positions, inputs
             expected[i, j] = np.einsum("hwc,ochw->o", part, weight) + bias
     np.testing.assert_allclose(model(x)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_file", "needed"),
+    [
+        (layers.Dense(3, name="c"), (3, 3, 1, 1), (3, 3)),
+        (layers.Conv2D(3, 1, name="c"), (3, 3), (3, 3, 1, 1)),
+    ],
+    ids=["dense", "convolution"],
+)
+def test_a_linear_layer_and_a_convolution_of_size_1(layer, in_file, needed, tmp_path):
+    """Checks that the advice for a Linear layer and a convolution of size 1 gives `x W^T`."""
+    weight, x = normal(*in_file), normal(1, 5, 5, 3)
+    advice = re.escape(f"with the shape {needed}")
+    tensors = {"c.weight": weight, "c.bias": normal(3)}
+    with pytest.raises(ValueError, match=advice):
+        loaded(layer, (5, 5, 3), tensors, tmp_path, {"c": "c"})
+    tensors["c.weight"] = weight.reshape(needed)
+    model = loaded(layer, (5, 5, 3), tensors, tmp_path, {"c": "c"})
+    expected = x @ weight.reshape(3, 3).T + tensors["c.bias"]
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_transposed_convolution_is_no_linear_layer(tmp_path):
+    """Checks that no advice is given for a kernel whose first axis is its inputs in PyTorch."""
+    tensors = {"c.weight": normal(3, 3), "c.bias": normal(3)}
+    with pytest.raises(ValueError, match=r"c.weight' is \(3, 3\)") as error:
+        loaded(layers.Conv2DTranspose(3, 1, name="c"), (5, 5, 3), tensors, tmp_path, {"c": "c"})
+    assert "with the shape" not in str(error.value)
 
 
 @pytest.mark.parametrize("rank", [1, 2])

@@ -29,6 +29,12 @@ from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import torch_shape
 
+_KERNELS_OF_SIZE_1 = (
+    keras.layers.Dense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+)
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -240,7 +246,23 @@ def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
         error += f": map to Key({key!r}, transposed=False) if the file has Keras's {order}"
     elif is_known_layout(target) and entry.shape == torch_shape(target):
         error += f": map to Key({key!r}, transposed=True) if the file has PyTorch's order of axes"
+    elif _is_linear_and_convolution(target, layout, entry.shape):
+        error += (
+            ": PyTorch's Linear and convolution of size 1 have the same numbers; write the tensor "
+            f"to the file with the shape {layout.shape}"
+        )
     return error
+
+
+def _is_linear_and_convolution(target: Target, layout: Layout, in_file: Shape) -> bool:
+    """Returns True if a kernel is PyTorch's Linear, and the file has a convolution, or the reverse.
+
+    The shapes then differ only by the convolution's size of 1.
+    """
+    if type(target.owner) not in _KERNELS_OF_SIZE_1 or "transposed" not in layout.words:
+        return False
+    shapes = sorted((in_file, layout.shape), key=len)
+    return len(shapes[0]) == 2 and shapes[1] == shapes[0] + (1,) * (len(shapes[1]) - 2)
 
 
 def _is_castable(source: str, target: str) -> bool:
