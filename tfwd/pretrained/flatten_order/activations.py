@@ -26,7 +26,7 @@ def after_activation(call: Call, result: TensorAxes) -> TensorAxes:
     function: Any = call.layer
     if not isinstance(function, keras.layers.Softmax):
         function = getattr(call.layer, "activation", None)
-    after_softmax(call, result, function)
+    result = after_softmax(call, result, function)
     if function is call.layer or function is None or _treats_entries_alike(function):
         return result
     reason = f"'{call.name}' has an activation function that may reorder features"

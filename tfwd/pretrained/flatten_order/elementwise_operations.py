@@ -55,7 +55,7 @@ def softmax(call: OperationCall) -> Results:
     """Returns the result of a softmax over the last axis."""
     tensor = call.known[0]
     if tensor.places[-1] is not None and len(tensor.used) > 2:
-        need_last_for_softmax(tensor, [len(tensor.axes) - 1], call.name)
+        return need_last_for_softmax(tensor, [len(tensor.axes) - 1], call.name)
     return tensor
 
 

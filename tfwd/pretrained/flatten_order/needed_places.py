@@ -5,42 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_at_end
-from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like
 
 
-def need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> None:
+def need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> TensorAxes:
     """Restricts a layout to those with some axes last.
 
     Args:
         tensor: The tensor.
         numbers: Numbers of the axes. Their sizes are above 1.
         reason: Clause that says why the order is unknown, if PyTorch has them elsewhere.
+
+    Returns:
+        The tensor. Its order is contradictory if nothing is known of it, because PyTorch's model
+        may move the channels to the end.
     """
     if len(tensor.used) < 3 or not numbers:
-        return
+        return tensor
     places = {tensor.places[number].find() for number in numbers}  # type: ignore[union-attr]
     layout = tensor.layout
     if tensor.is_image_of_caller():
-        return  # PyTorch's model may move the channels, and move them back
+        return tensor  # PyTorch's model may move the channels, and move them back
     if layout.possible is not None:
         kept = {each for each in layout.possible if set(each[-len(places) :]) == places}
         layout.restrict(kept, reason)
     elif layout.is_open:
         layout.restrict(orders_at_end(tensor.used, places), reason)
+    else:
+        return like(tensor, tensor.axes, is_contradictory=True)
+    return tensor
 
 
-def need_last_for_softmax(tensor: TensorAxes, numbers: Sequence[int], name: str) -> None:
+def need_last_for_softmax(tensor: TensorAxes, numbers: Sequence[int], name: str) -> TensorAxes:
     """Restricts a layout to those with the axes of a softmax last.
 
     Args:
         tensor: The tensor, with more than two axes of a size above 1.
         numbers: As in `need_last`.
         name: Name of the layer or operation.
+
+    Returns:
+        The tensor, as in `need_last`.
     """
     reason = f"'{name}' has a softmax over the channels of an image of {tensor.sizes[1:]}"
     if tensor.layout.is_open and tensor.layout.possible is None:
         tensor.layout.contradict(reason)
-    need_last(tensor, numbers, reason)
+        return tensor
+    return need_last(tensor, numbers, reason)
 
 
 def need_second(tensor: TensorAxes, number: int, name: str) -> bool:

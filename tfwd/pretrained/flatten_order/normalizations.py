@@ -40,8 +40,8 @@ def normalization(call: Call) -> list[TensorAxes]:
             if axis is not None:
                 call.recorder.must_be_plain(axis, text)
     if isinstance(layer, groups.LAST_AXES_LAYERS):
-        need_last(tensor, used, several)
-    elif isinstance(layer, groups.FIRST_AXIS_LAYERS):
+        return [need_last(tensor, used, several)]
+    if isinstance(layer, groups.FIRST_AXIS_LAYERS):
         _need_second(call, tensor, used)
     return [tensor]
 
@@ -61,8 +61,8 @@ def slopes(call: Call) -> list[TensorAxes]:
     return [tensor]
 
 
-def after_softmax(call: Call, result: TensorAxes, function: Any) -> None:
-    """Restricts the layout after a softmax over the last axis, which PyTorch may have last.
+def after_softmax(call: Call, result: TensorAxes, function: Any) -> TensorAxes:
+    """Returns the output after a softmax over the last axis, which PyTorch may have last.
 
     Args:
         call: Call of a layer.
@@ -71,12 +71,13 @@ def after_softmax(call: Call, result: TensorAxes, function: Any) -> None:
     """
     name = getattr(function, "__name__", "")
     if "softmax" not in name and not isinstance(function, keras.layers.Softmax):
-        return
+        return result
     rank = len(result.axes)
     numbers = _normalized_axes(function, rank)
     used = [n for n in numbers if 0 < n < rank and result.axes[n] is not None]
     if rank - 1 in used and len(used) < rank - 1 and len(result.used) > 2:
-        need_last_for_softmax(result, used, call.name)
+        return need_last_for_softmax(result, used, call.name)
+    return result
 
 
 def _normalized_axes(layer: Any, rank: int) -> list[int]:

@@ -39,4 +39,6 @@ def with_new_features(
     if layout.possible is not None:
         layout.contradict(reason)
         return like(tensor, axes, reason)
-    return in_order(axes) if is_one and layout.is_sequence else like(tensor, axes)
+    if is_one and layout.is_sequence:
+        return in_order(axes)
+    return like(tensor, axes, is_contradictory=True)  # PyTorch's model may move the channels last
