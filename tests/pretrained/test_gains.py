@@ -59,11 +59,12 @@ def test_gates_of_a_gru(transposed, tmp_path):
     v = {"kernel": RNG.normal(size=(9, 5)), "recurrent_kernel": RNG.normal(size=(9, 3))}
     g = {name: RNG.uniform(1, 2, 9) for name in v}
     gates = [3, 4, 5, 0, 1, 2, 6, 7, 8]
-    stored = {f"{k}.weight": v[k] for k in v} | {f"{k}.g": g[k][:, np.newaxis] for k in v}
+    key_of = {"kernel": "weight_ih_l0", "recurrent_kernel": "weight_hh_l0"}
+    stored = {key_of[k]: v[k] for k in v} | {f"{k}.g": g[k][:, np.newaxis] for k in v}
     if transposed is False:
         stored = {key: value[gates].T for key, value in stored.items()}
     paths = [weight.name for weight in layer.gains.weights]
-    keys = {f"(.*/)?{k}": Key(f"{k}.weight", transposed=transposed) for k in v}
+    keys = {f"(.*/)?{k}": Key(key_of[k], transposed=transposed) for k in v}
     for k, path in zip(v, paths, strict=True):
         name = path.partition(":")[0].rpartition("/")[2]
         keys[f"(.*/)?{name}"] = Key(f"{k}.g", transposed=transposed)

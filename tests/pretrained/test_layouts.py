@@ -258,7 +258,7 @@ def test_recurrent_layers(kind, gates, tmp_path):
 def test_a_gru_of_another_formula(tmp_path):
     layer = layers.GRU(3, use_bias=False, reset_after=False, name="r")
     tensors = {"rnn.weight_ih_l0": normal(9, 9), "rnn.weight_hh_l0": normal(9, 3)}
-    with pytest.raises(PlanError, match="with reset_after=False, whose formula differs from PyT"):
+    with pytest.raises(PlanError, match="with reset_after=False, whose formula differs from torch"):
         loaded(layer, (4, 9), tensors, tmp_path, {"r/.*cell": "rnn"})
 
 
@@ -441,6 +441,19 @@ def test_a_table_of_positions_with_an_axis_for_the_examples(tmp_path):
     table = normal(1, 5, 5)
     model = loaded(layers.Embedding(5, 5, name="p"), (3,), {"p": table}, tmp_path, {"p": "p"})
     np.testing.assert_array_equal(model(np.array([[4, 0, 1]])), table[:, [4, 0, 1]])
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_table_with_the_features_first(rows, tmp_path):
+    """Checks that `transposed=True` is refused, which a square table would ignore."""
+    table, ids = normal(4, rows), np.array([[2, 0]])
+    model = keras.Sequential([keras.Input((2,)), layers.Embedding(rows, 4, name="e")])
+    save_file({"e": table}, tmp_path / "model.safetensors")
+    with pytest.raises(PlanError, match="write the transposed table to the file if the file has"):
+        load(model, tmp_path, mapping={"e/embeddings": Key("e", transposed=True)})
+    save_file({"e": np.ascontiguousarray(table.T)}, tmp_path / "model.safetensors")
+    load(model, tmp_path, mapping={"e/embeddings": "e"})
+    np.testing.assert_array_equal(model(ids), table.T[ids])
 
 
 def test_a_bias_has_one_axis(tmp_path):

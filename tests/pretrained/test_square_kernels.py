@@ -70,11 +70,11 @@ def test_a_table_does_not_show_the_order_of_kernels(tmp_path):
 
 def test_the_biases_of_a_gru_do_not_show_the_order_of_kernels(tmp_path):
     model = sequential(keras.Input((3, 5)), layers.GRU(4, name="g"), dense(4, "b"))
-    recurrent = {"w_ih": (12, 5), "w_hh": (12, 4), "bias": (2, 12), "b.weight": (4, 4)}
+    recurrent = {"weight_ih": (12, 5), "weight_hh": (12, 4), "bias": (2, 12), "b.weight": (4, 4)}
     tensors = {name: RNG.normal(size=shape) for name, shape in recurrent.items()}
     mapping = {
-        "g/(.*/)?kernel": "w_ih",
-        "g/(.*/)?recurrent_kernel": "w_hh",
+        "g/(.*/)?kernel": "weight_ih",
+        "g/(.*/)?recurrent_kernel": "weight_hh",
         "g/(.*/)?bias": Key("bias", transposed=False),
         "b": "b",
     }

@@ -30,6 +30,7 @@ from tfwd.pretrained.known_weights import (
 )
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.recurrent_biases import wrong_recurrent_bias
+from tfwd.pretrained.recurrent_gates import unknown_gates
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.square_kernels import Kernel, is_kernel, square_kernel_errors
 from tfwd.pretrained.target_variables import Target
@@ -99,6 +100,7 @@ class FileLayouts:
             is_clear = key.transposed is None or self._styles.is_keras_name(target, name)
             if not (error or is_clear):
                 error = missing_order(target, key, self._options(target, key), of_model)
+        error = error or unknown_gates(target, key, name)
         return layout, error or self._styles.mixed_names(target, key, name, of_model)
 
     def square_kernels(self, steps: Sequence[Step]) -> list[str]:

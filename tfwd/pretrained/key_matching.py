@@ -22,12 +22,13 @@ from tfwd.pretrained.key_rules import (
     possible_keys,
     separator_of,
 )
-from tfwd.pretrained.known_weights import has_known_use, is_known_layout
+from tfwd.pretrained.known_weights import has_known_use, is_known_layout, is_table
 from tfwd.pretrained.layouts import Layout, Step
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Entry, Source
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.torch_layouts import torch_shape
+from tfwd.pretrained.unknown_layouts import TRANSPOSED_TABLE
 
 _KERNELS_OF_SIZE_1 = (
     keras.layers.Dense,
@@ -239,7 +240,9 @@ def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
     if layout.shape != target.shape:
         error += f", so the file must have {layout.shape} ({layout.words} when it is read)"
     error += f"; but key '{key}' is {entry.shape}"
-    if entry.shape == target.shape:
+    if is_table(target) and entry.shape == target.shape[::-1]:
+        error += f": {TRANSPOSED_TABLE}"
+    elif entry.shape == target.shape:
         order = "order of axes"
         if isinstance(target.owner, keras.layers.GRUCell):
             order += ", and the gates in the order update, reset, new"

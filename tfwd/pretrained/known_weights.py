@@ -94,6 +94,11 @@ def is_in_einsum(target: Target) -> bool:
     return isinstance(owner, keras.layers.EinsumDense) and target.name in ("kernel", "bias")
 
 
+def is_table(target: Target) -> bool:
+    """Returns True for the table of an `Embedding`, [rows, features]."""
+    return isinstance(target.owner, keras.layers.Embedding) and target.name == "embeddings"
+
+
 def is_power_iteration(target: Target) -> bool:
     """Returns True for the vector of a `SpectralNormalization`, which no output depends on."""
     return target.name == "vector_u" and isinstance(target.owner, NORMALIZED_KERNELS)

@@ -36,13 +36,13 @@ def plan(
 
     A pattern for paths must match the full path or its last components. A pattern that begins with
     `/` must match the full path. A pattern for keys must match the full key, with or without the
-    prefix. PyTorch's integer buffers `position_ids`, `token_type_ids` and `num_batches_tracked` are
-    not weights, and never count as unexpected.
+    prefix. PyTorch's integer buffers `position_ids`, `token_type_ids` and `num_batches_tracked`,
+    and TensorFlow's `save_counter`, are not weights. They never count as unexpected.
 
     Args:
         model: A built Keras model or layer.
         source: Path of a `.safetensors` file, of the index of several such files, of an `.npz`
-            file, of a TensorFlow checkpoint, or of a folder with one of these.
+            file, of a TensorFlow checkpoint, of a folder with one of these, or of a SavedModel.
         mapping: dict from a pattern for paths of variables or layers to a key. The key is a str, or
             a `Key` with more properties. Default None: a layer of `tfwd.layers.transformer` that
             `from_config` made has the keys of its family. All other keys are paths.

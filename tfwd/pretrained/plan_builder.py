@@ -15,8 +15,8 @@ from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Source
 from tfwd.pretrained.target_variables import Target
 
-# Indices that PyTorch stores beside the weights.
-_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
+# Indices and counters that PyTorch and TensorFlow store beside the weights.
+_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked", "save_counter")
 
 
 def build_plan(
@@ -74,7 +74,7 @@ def build_plan(
             unused,
             source,
             matching.prefix,
-            has_mapping=mapping is not None,
+            has_mapping=mapping is not None or len(missing) == len(allowed),
         ),
         entries=dict(source.entries),
     )
@@ -153,7 +153,7 @@ def _notes(
         unused: Keys that no variable uses.
         source: The open file.
         prefix: str. Beginning of all keys.
-        has_mapping: bool. True if the user gave a mapping.
+        has_mapping: bool. True if the user gave a mapping, or needs none.
     """
     if not rules:
         named = "mapping={pattern of paths: key}"
@@ -182,7 +182,7 @@ def _notes(
 
 
 def _is_buffer(source: Source, key: str) -> bool:
-    """Returns True for an integer buffer of PyTorch, which is not a weight."""
+    """Returns True for an integer buffer, which is not a weight."""
     return last_component(key) in _BUFFERS and "int" in source.entries[key].dtype
 
 

@@ -68,9 +68,9 @@ def is_convolution(target: Target) -> bool:
 def is_kernel(step: Step) -> bool:
     """Returns True for a matrix or kernel in the file that multiplies a layer's inputs.
 
-    A table of embeddings has the same order in all libraries. A custom layer for positions, such as
-    keras-hub's `PositionEmbedding`, is known by its name or key. The two biases of a GRU are no
-    matrix either.
+    A table of embeddings has the same order in PyTorch and Keras. A custom layer for positions,
+    such as keras-hub's `PositionEmbedding`, is known by its name or key. The two biases of a GRU
+    are no matrix either.
     """
     if is_convolution(step.target):
         return True

@@ -12,9 +12,12 @@ from tfwd.pretrained.known_weights import (
     WITH_GATES,
     is_convolutional_lstm,
     is_known_layout,
+    is_table,
 )
 from tfwd.pretrained.target_variables import Target
 from tfwd.pretrained.unknown_orders import in_keras_order, unknown_order
+
+TRANSPOSED_TABLE = "write the transposed table to the file if the file has the features first"
 
 
 def unknown_layout(
@@ -35,8 +38,15 @@ def unknown_layout(
         if is_given or target.name not in MATRICES:
             return None
         return (
-            f"{start} with reset_after=False, whose formula differs from PyTorch's GRU: use "
-            "reset_after=True"
+            f"{start} with reset_after=False, whose formula differs from torch.nn.GRU: use "
+            "reset_after=True for a file of torch.nn.GRU. For another GRU, write the tensor to the "
+            f"file like Keras's GRU, and map to Key({key.name!r}, transposed=False)"
+        )
+    if is_table(target) and key.transposed and shape[0] == shape[1]:
+        return (
+            f"'{target.path}' is the table of an Embedding, which has its rows first in PyTorch "
+            f"and in Keras, so transposed=True has no effect: {TRANSPOSED_TABLE}; otherwise leave "
+            "out transposed=True"
         )
     if is_known_layout(target):
         return None
@@ -60,7 +70,7 @@ def unknown_layout(
         return f"{start}: {in_keras_order(target, key, of_model)}"
     if is_given:
         return None
-    if isinstance(owner, WITH_GATES):
+    if isinstance(owner, WITH_GATES) or type(owner).__name__.endswith(("GRU", "LSTM")):
         start += ", nor the order of its gates: write the gates in the order of the class"
     return (
         f"{start}: map to Key({key.name!r}, transposed=True) if the file has the outputs first; "

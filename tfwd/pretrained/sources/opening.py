@@ -30,8 +30,8 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 
     Args:
         path: Path of a `.safetensors` file, of the `.safetensors.index.json` of several such files,
-            of an `.npz` file, of a TensorFlow checkpoint (with or without `.index`), or of a folder
-            with one of these.
+            of an `.npz` file, of a TensorFlow checkpoint (with or without `.index`), of a folder
+            with one of these, or of a SavedModel.
 
     Raises:
         SourceError: If the path does not exist, or cannot be read.
@@ -87,6 +87,9 @@ def _in_folder(folder: str) -> str:
         if found:
             check_inside(found[0])
             return found[0]
+    saved_model = os.path.join(folder, "variables", "variables.index")
+    if os.path.exists(saved_model):
+        return saved_model
     if checkpoint := tf.train.latest_checkpoint(folder):
         return f"{checkpoint}.index"
     if pickled := [name for name in sorted(os.listdir(folder)) if name.endswith(PICKLES)]:
