@@ -5,14 +5,27 @@ from __future__ import annotations
 from mutations.defects import (
     draws,
     finite_checks,
+    flattened_images,
     in_place,
     layers,
+    loading,
     optimizers,
-    pretrained,
     programs,
+    transformer,
     workers,
 )
 from mutations.defects.defect import Defect
 
-TOPICS = (draws, finite_checks, in_place, layers, optimizers, pretrained, programs, workers)
+TOPICS = (
+    draws,
+    finite_checks,
+    flattened_images,
+    in_place,
+    layers,
+    loading,
+    optimizers,
+    programs,
+    transformer,
+    workers,
+)
 DEFECTS: list[Defect] = [defect for topic in TOPICS for defect in topic.DEFECTS]
