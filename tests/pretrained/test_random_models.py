@@ -47,8 +47,8 @@ class Model:
         if self.given:
             self.mapping[f"/{layer.name}"] = Key(layer.name, **options)
 
-    def convolution(self, k, t):
-        size, filters = self.pick(1, 2), self.pick(2, 3, 4)
+    def convolution(self, k, t, filters=None):
+        size, filters = self.pick(1, 2), filters or self.pick(2, 3, 4)
         w, b = self.normal(filters, t.shape[1], size, size), self.normal(filters)
         conv = self.layer(lambda name: layers.Conv2D(filters, size, name=name), weight=w, bias=b)
         windows = sliding_window_view(t, (size, size), (2, 3))
@@ -106,6 +106,36 @@ class Model:
         self.is_last, self.is_proved = self.pick(True, False), False
         return dense(k), np.einsum("nchw,oc->nohw", t, w) + b[:, None, None]
 
+    def blocks_of_positions(self, k, t):
+        """A layer on the channels of rows, columns or tokens, which is merged with the image.
+
+        PyTorch moves the channels last for it, and maybe back.
+        """
+        k, t = self.convolution(k, t, 11)
+        _, _, height, width = t.shape
+        self.is_last, self.is_proved = self.pick(True, False), False
+        shapes = [(height * width, 11), (1, height, width, 11)]
+        shapes += [(n, height // n, width, 11) for n in (2, 3) if height % n == 0]
+        shapes += [(height, n, width // n, 11) for n in (2, 3) if width % n == 0]
+        parts, moved = layers.Reshape(self.pick(*shapes))(k), np.moveaxis(t, 1, -1)
+        w, b = self.normal(11, 11), self.normal(11)
+        if self.pick(True, False):
+            layer = self.layer(lambda name: layers.Dense(11, name=name), weight=w, bias=b)
+            moved = moved @ w.T + b
+        else:
+            norm = self.layer(
+                lambda name: layers.LayerNormalization(epsilon=1e-3, name=name),
+                weight=w[0],
+                bias=b,
+            )
+            layer, mean = norm, moved.mean(-1, keepdims=True)
+            moved = (moved - mean) / np.sqrt(moved.var(-1, keepdims=True) + 1e-3) * w[0] + b
+        parts = layers.Reshape((height, width, 11))(layer(parts))
+        moved = np.moveaxis(moved, -1, 1)
+        if self.pick(True, False):
+            return layers.Add()([k, parts]), t + moved
+        return layers.Concatenate()([k, parts]), np.concatenate([t, moved], 1)
+
     def flatten(self, k, t):
         if self.is_last:
             self.flat, flat = (), t.transpose(0, 2, 3, 1)
@@ -152,8 +182,8 @@ class Model:
                 if min(t.shape[2:]) < 3:
                     break
                 k, t = self.pick(*of_image)(k, t)
-            if part == 0 and self.pick(*[False] * 5, True):
-                k, t = self.dense_on_channels(k, t)
+            if part == 0 and self.pick(*[False] * 3, True):
+                k, t = self.pick(self.dense_on_channels, self.blocks_of_positions)(k, t)
             k, t = self.flatten(k, t)
             for step in self.pick([], [self.normalization], [self.activation]):
                 k, t = step(k, t)
@@ -173,7 +203,7 @@ class Model:
     "seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=str
 )
 def test_random_models(seeds, given, tmp_path):
-    """Checks PyTorch's outputs. Only models with a dense layer on channels need a shape."""
+    """Checks PyTorch's outputs. Only models with a layer on channels need a shape."""
     for seed in seeds:
         random = Model(seed, given)
         model, expected = random.build()
