@@ -65,6 +65,7 @@ ATTRIBUTES = {
     "checkpoint": ["_get_file_path"],
     "loss": ["_user_loss", "_user_loss_weights"],
     "optimizer": [
+        "_accumulated_gradients",
         "_apply_weight_decay",
         "_backend_apply_gradients",
         "_backend_update_step",
@@ -202,7 +203,7 @@ def owners() -> dict[str, Any]:
     """Returns an object of each kind that the tables name."""
     dense = keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((2,)), dense])
-    model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+    model.compile(keras.optimizers.Adam(use_ema=True, gradient_accumulation_steps=2), "mse")
     model.train_on_batch(tf.ones([1, 2]), tf.ones([1, 1]))
     lstm = keras.layers.LSTM(1)
     embedding = keras.layers.Embedding(2, 1)

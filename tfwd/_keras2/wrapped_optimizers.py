@@ -87,6 +87,11 @@ def accumulates(optimizer: Any) -> bool:
     return False
 
 
+def accumulated_gradients(leaf: Any) -> list[tuple[Any, Any]]:
+    """Returns the sums of gradients of an optimizer that accumulates. Keras 2 has none."""
+    return []
+
+
 def _rate_of(leaf: Any) -> Any:
     """Returns the optimizer that has the learning rate. An average uses its inner optimizer."""
     return next((held for held in reversed(list(chain(leaf))) if is_legacy(held)), leaf)

@@ -107,6 +107,13 @@ def accumulates(optimizer: Optimizer) -> bool:
     return bool(optimizer.gradient_accumulation_steps)
 
 
+def accumulated_gradients(leaf: Optimizer) -> list[tuple[Any, Any]]:
+    """Returns the weights of an optimizer that accumulates, each with its sum of gradients."""
+    if not accumulates(leaf) or not leaf.built:
+        return []
+    return list(zip(leaf._trainable_variables, leaf._accumulated_gradients, strict=True))
+
+
 def has_learning_rate(leaf: Optimizer) -> bool:
     """Returns True, because all optimizers of Keras 3 have a learning rate."""
     return True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes import (
+    accumulated_gradients,
     division,
     layers,
     losses,
@@ -40,6 +41,7 @@ COMPUTED: list[Rule] = [
     losses.added,
     losses.loss_function,
     layers.backward,
+    accumulated_gradients.accumulated_gradients,
     squared_gradients.squared_gradients,
     updates.update,
 ]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
+from tfwd.numerics.causes.accumulated_gradients import overflowing_sum
 from tfwd.numerics.causes.evidence import STEP, Evidence
 from tfwd.numerics.causes.gradient_clipping import or_clip
 from tfwd.numerics.causes.large_inputs import large_inputs
@@ -69,7 +70,7 @@ def half_precision(evidence: Evidence) -> Iterator[Cause]:
         for one in evidence.found[max(0, at - 4) : at + 1]
         if one.frame.dtype == "float16" and one.detail.summary.abs_max > HALF_MAX / 16
     ]
-    if first.frame.dtype != "float16" or overflowing_squares(evidence):
+    if first.frame.dtype != "float16" or overflow_in_optimizer(evidence):
         return
     data = [
         one
@@ -144,6 +145,11 @@ def _may_overflow_half(evidence: Evidence) -> bool:
     return largest * factor * terms > HALF_MAX or any(map(is_beyond_exp, given))
 
 
+def overflow_in_optimizer(evidence: Evidence) -> str:
+    """Returns which sum or which squares of gradients overflow in the update, as text, or ""."""
+    return overflowing_sum(evidence) or overflowing_squares(evidence)
+
+
 def overflows_half(evidence: Evidence) -> bool:
     """Returns True if the first non-finite tensor overflows float16."""
     summary = evidence.first.detail.summary
@@ -202,8 +208,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             growth[name] = _Growth(larger, larger / smaller, len(sizes) - 1, max(end - begin, 1))
     for name in ("loss", *(one.frame.name for one in evidence.of("loss"))):
         growth.pop(name, None)
-    squares = overflowing_squares(evidence)
-    clip = "" if squares else or_clip(evidence)
+    in_optimizer = overflow_in_optimizer(evidence)
+    clip = "" if in_optimizer else or_clip(evidence)
     grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}
     if grown and 2 * len(grown) >= len(growth):
         leader = max(grown, key=lambda name: grown[name].per_check)
@@ -216,7 +222,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             f"lower the learning rate, or warm it up{clip}.",
         )
         return
-    if squares:  # another rule explains the overflow
+    if in_optimizer:  # another rule explains the overflow
         return
     at = evidence.found.index(evidence.first)
     counts = evidence.iterations()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfwd.numerics.bad_step_report import Cause
+from tfwd.numerics.causes.accumulated_gradients import overflowing_sum
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.gradient_clipping import clipping
 from tfwd.numerics.causes.large_inputs import large_inputs
@@ -38,13 +39,15 @@ def overflowing_squares(evidence: Evidence) -> str:
     """Returns which squares overflow in the first non-finite update, as text; "" for other causes.
 
     Clipping by the norm of one gradient or by value avoids such squares. The product of learning
-    rate and gradient is another cause.
+    rate and gradient is another cause, and so is the sum of accumulated gradients.
     """
     first = evidence.first
     gradients = evidence.of("weight gradient")
     clips = clipping(evidence)
     is_global = "global_clipnorm" in clips
     if first.frame.kind != "update" or not gradients or not (is_global or "" in clips):
+        return ""
+    if overflowing_sum(evidence):
         return ""
     limit = float(tf.as_dtype(first.frame.dtype).max)
     largest = max(gradients, key=lambda one: one.detail.summary.abs_max)

@@ -8,7 +8,7 @@ from typing import Any
 from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.squared_gradients import overflowing_squares
+from tfwd.numerics.causes.overflow import overflow_in_optimizer
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
@@ -45,7 +45,7 @@ def update(evidence: Evidence) -> Iterator[Cause]:
             "zero, a root or a logarithm; if its result is finite, lower the learning rate.",
         )
         return
-    if overflowing_squares(evidence):  # another rule explains the update
+    if overflow_in_optimizer(evidence):  # another rule explains the update
         return
     yield Cause(
         "an update out of range",
