@@ -70,6 +70,21 @@ def batch_loss(
     return None if given is None else _loss(*given, weights, factor)
 
 
+def labels_and_predictions(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the labels and the predictions of one output; None if its loss is unknown."""
+    given = _given(evidence)
+    return None if given is None else given[1:]
+
+
+def loss_with(evidence: Evidence, labels: np.ndarray, predictions: np.ndarray) -> float | None:
+    """Returns the loss of one output for other numbers; None if the loss refuses them."""
+    given = _given(evidence)
+    try:
+        return None if given is None else _loss(given[0], labels, predictions)
+    except Exception:  # a custom loss may need what compile gives it
+        return None
+
+
 def sample_weights(evidence: Evidence) -> np.ndarray | None:
     """Returns the sample weights of one output; None without sample weights."""
     found = [values for name, values in evidence.data.items() if name.startswith("sample_weight")]

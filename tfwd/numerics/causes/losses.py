@@ -15,7 +15,14 @@ from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.exponential_losses import overflowing_exponential
 from tfwd.numerics.causes.large_weights import large_weights
-from tfwd.numerics.causes.loss_rows import bad_rows, is_bad, reasons, value_range
+from tfwd.numerics.causes.loss_rows import (
+    bad_rows,
+    is_bad,
+    labels_and_predictions,
+    reasons,
+    value_range,
+)
+from tfwd.numerics.causes.losses_of_other_numbers import equal_numbers, equal_text
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -83,11 +90,12 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
-    exponential, of_exponential = overflowing_exponential(evidence, bad, squares)
-    exactly = reasons(evidence, bad) if bad.any() and not exponential else []
-    signs, advice, ends_reached = [], list(of_exponential), False
-    if exponential:
-        signs.append(exponential)
+    exponential, advice = overflowing_exponential(evidence, bad, squares)
+    explained, of_numbers = ("", []) if exponential else equal_numbers(evidence, bad)
+    exactly = reasons(evidence, bad) if bad.any() and not (exponential or explained) else []
+    signs, advice, ends_reached = [], [*advice, *of_numbers], False
+    if exponential or explained:
+        signs.append(exponential or explained)
     elif exactly:
         where = f"its non-finite values are in {rows_text(bad)}"
         signs.append(f"{where}, and only there {' and '.join(exactly)}")
@@ -99,7 +107,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     if is_own:  # a custom training step usually computes its loss from all calls of the last layer
         last = evidence.outputs_before[-1:]
         given = [one for one in evidence.outputs_before if one.frame.name == last[0].frame.name]
-    for one in given if not (exactly or exponential) else ():
+    for one in given if not (exactly or exponential or explained) else ():
         what = f"'{one.frame.label}'" if is_own else "the predictions"
         low, high = value_range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
@@ -122,6 +130,8 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
         in_bad_rows = values[bad] if bad.any() else values
+        is_unknown = labels_and_predictions(evidence) is None
+        are_equal = is_nan and is_unknown and bool(equal_text("labels", values))
         if values.size and np.abs(in_bad_rows).max() > SQUARED_IS_FINITE:
             largest = np.abs(in_bad_rows).max()
             signs.append(f"'{name}' reaches {largest:.3g}, whose square is infinite")
@@ -129,8 +139,15 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         elif not squares and _has_columns(values):
             if entropy or _may_be_classes(values, bad) or any(map(_has_distributions, given)):
                 signs += _class_signs(name, values, bad)
+        elif explained or are_equal:
+            pass
         elif values.size and not values.any() and _may_be_any_row(bad):
             signs.append(f"all elements of '{name}' are 0")
+        if are_equal:
+            signs.append(
+                f"all elements of '{name}' are equal ({float(values.flat[0]):.3g}), and a division "
+                "of 0 by their deviation is 0/0"
+            )
     if not is_nan and not signs:
         outputs = [one for one in evidence.of("output") if is_beyond_exp(one)]
         if outputs:
@@ -141,7 +158,9 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             )
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
-    if is_nan and not (squares or entropy or ends_reached or exponential):
+    if explained:
+        pass
+    elif is_nan and not (squares or entropy or ends_reached or exponential):
         advice.append(
             "look for a logarithm of 0 or of a negative number, a mean over no elements, a "
             "division by a norm of 0, or an exponential that overflows, as with a small "
@@ -149,7 +168,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         )
     elif not (squares or advice):
         advice.append("look for a logarithm of 0 in the loss")
-    if not (advice and (ends_reached or exponential)):
+    if not (advice and (ends_reached or exponential or explained)):
         advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)

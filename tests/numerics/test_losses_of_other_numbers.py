@@ -1,0 +1,121 @@
+"""Losses that are finite with other labels or predictions: the report must name these numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from non_finite_reports import dense, names, report_of
+from planted_nan_models import data
+from stack_marks import SOAK_ON_KERAS_2, quick_rows
+
+pytestmark = SOAK_ON_KERAS_2
+
+
+def pearson(y, p, axis=None):
+    y, p = (one - tf.reduce_mean(one, axis, keepdims=True) for one in (y, p))
+    squares = tf.reduce_sum(p**2, axis) * tf.reduce_sum(y**2, axis)
+    return -tf.reduce_sum(p * y, axis) / tf.sqrt(squares)
+
+
+def of_columns(y, p):
+    return pearson(y, p, 0)
+
+
+def of_rows(y, p):
+    return pearson(y, p, 1)
+
+
+def ratio_of_deviations(y, p):
+    return tf.math.reduce_std(p) / tf.math.reduce_std(y)
+
+
+def mean_of_logarithms(y, p):
+    return tf.reduce_mean(tf.math.log(p) * y)
+
+
+def roots_of_labels(y, p):
+    return tf.reduce_mean(tf.sqrt(y - 2) + p**2)
+
+
+def with_ones(rows, columns):
+    """Returns labels [8, 3] that are 1 in these rows and columns."""
+    y = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    y[rows, columns] = 1.0
+    return y
+
+
+ALL = slice(None)
+EQUAL = {
+    "labels": (pearson, with_ones(ALL, ALL), {}, "all labels of the batch are equal (1)"),
+    "labels of 0": (pearson, 0 * with_ones(ALL, ALL), {}, "all labels of the batch are equal (0)"),
+    "probabilities": (pearson, with_ones(ALL, ALL), {"activation": "sigmoid"}, "all labels of"),
+    "predictions": (
+        pearson,
+        with_ones(0, 0),
+        {"kernel_initializer": "zeros"},
+        "all predictions of the batch are equal (0)",
+    ),
+    "both": (
+        pearson,
+        with_ones(ALL, ALL),
+        {"kernel_initializer": "zeros"},
+        "labels of the batch are equal (1) and all predictions of the batch are equal (0), so",
+    ),
+    "a column": (of_columns, with_ones(ALL, 1), {}, "the same for all examples in column 1"),
+    "a row": (of_rows, with_ones(3, ALL), {}, "all labels of an example are equal in row 3"),
+    "a divisor": (ratio_of_deviations, with_ones(ALL, ALL), {}, "this deviation is infinite"),
+}
+
+
+@quick_rows("labels", "predictions", "a column", "a row")
+@pytest.mark.parametrize("case", EQUAL)
+def test_equal_numbers(case):
+    loss, y, options, text = EQUAL[case]
+    report = report_of(dense(units=3, **options), data(1)[0], y, loss)
+    assert names(report) == ["the loss function"]
+    (cause,) = report.causes
+    assert text in cause.evidence
+    assert "so their deviation is 0" in cause.evidence
+    assert ("0/0" in cause.evidence) == (case != "a divisor")
+    assert "the loss is finite" in cause.evidence
+    assert "divisor" in cause.advice
+    for word in ("logarithm", "root", "negative", "exponential"):
+        assert word not in cause.evidence + cause.advice
+
+
+OTHERS = {"predictions": mean_of_logarithms, "labels": roots_of_labels}
+
+
+@quick_rows("labels")
+@pytest.mark.parametrize("case", OTHERS)
+def test_equal_numbers_that_do_not_explain_the_loss(case):
+    """The loss is NaN for negative predictions, or for labels below 2, equal or not."""
+    report = report_of(dense(units=3), data(1)[0], with_ones(ALL, ALL), OTHERS[case])
+    assert names(report) == ["the loss function"]
+    assert "deviation" not in report.causes[0].evidence
+
+
+class OwnStep(keras.Model):
+    """A model whose training step computes its loss without `compute_loss`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, name="dense")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = pearson(y, self(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def test_equal_labels_of_a_loss_that_is_not_computed_again():
+    report = report_of(OwnStep(), data(1)[0], with_ones(ALL, ALL), None)
+    assert names(report) == ["the loss function"]
+    said = "all elements of 'y' are equal (1), and a division of 0 by their deviation is 0/0"
+    assert said in report.causes[0].evidence

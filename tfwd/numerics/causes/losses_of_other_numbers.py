@@ -1,0 +1,108 @@
+"""Computes a loss again with other labels or predictions, to find the numbers that explain it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.loss_rows import labels_and_predictions, loss_with
+from tfwd.numerics.tensor_measurements import columns_text, rows_text
+
+LEAST, MOST = 0.01, 0.1  # by these shares, numbers are made different
+MOVED = (1 / 16, 1 / 32, 3 / 64)  # by one of these shares, equal numbers are made smaller
+
+
+def equal_numbers(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
+    """Returns which labels or predictions are equal, as text, and advice. Returns "" if none are.
+
+    The loss must be finite if these numbers are different, and not finite if they have another
+    common value. It then divides by their deviation, or by a number like this.
+
+    Args:
+        evidence: The evidence, with one output.
+        bad: Booleans along the batch, from `bad_rows`.
+    """
+    given = labels_and_predictions(evidence)
+    if given is None or not _is_bad(loss_with(evidence, *given)):
+        return "", []
+    equal = [_equal_text(*one, bad) for one in zip(("labels", "predictions"), given, strict=True)]
+    for changes in ((True, False), (False, True), (True, True)):
+        if not all(text for text, is_changed in zip(equal, changes, strict=True) if is_changed):
+            continue
+        pairs = list(zip(given, changes, strict=True))
+        different = [_different(x) if is_changed else x for x, is_changed in pairs]
+        moved = [
+            [_moved(x, share) if is_changed else x for x, is_changed in pairs] for share in MOVED
+        ]
+        is_finite = _is_finite(loss_with(evidence, *different))
+        if is_finite and any(_is_bad(loss_with(evidence, *others)) for others in moved):
+            texts = [text for text, is_changed in zip(equal, changes, strict=True) if is_changed]
+            is_nan = bool(evidence.first.detail.summary.nan)
+            quotient = (
+                "a division of 0 by this deviation is 0/0"
+                if is_nan
+                else "a division by this deviation is infinite"
+            )
+            names = "labels and predictions"
+            if not all(changes):
+                names = "labels" if changes[0] else "predictions"
+            return (
+                f"{' and '.join(texts)}, so their deviation is 0, and {quotient}; with different "
+                f"{names}, the loss is finite",
+                list(_advice(*changes)),
+            )
+    return "", []
+
+
+def _advice(labels: bool, predictions: bool) -> Iterator[str]:
+    yield "add a small number to the divisor (a deviation, a variance or a norm)"
+    if labels:
+        yield "leave out batches whose labels are all equal, or use larger batches"
+    if predictions:
+        yield "look for a layer that makes all predictions equal, such as a dead relu"
+
+
+def equal_text(what: str, values: np.ndarray) -> str:
+    """Returns that all numbers of a batch are equal, as text; "" if they differ."""
+    if values.size < 2 or values.dtype.kind not in "fiub" or (values != values.flat[0]).any():
+        return ""
+    return f"all {what} of the batch are equal ({float(values.flat[0]):.3g})"
+
+
+def _equal_text(what: str, values: np.ndarray, bad: np.ndarray) -> str:
+    """Returns which numbers are equal: all, those of a column, or those of a row."""
+    everywhere = equal_text(what, values)
+    if everywhere or values.ndim != 2 or values.dtype.kind not in "fiub":
+        return everywhere
+    rows, columns = (values == values[:, :1]).all(1), (values == values[:1]).all(0)
+    if values.shape[1] > 1 and rows.any() and (bad.all() or np.array_equal(rows, bad)):
+        return f"all {what} of an example are equal in {rows_text(rows)}"
+    if len(values) > 1 and columns.any() and (bad.all() or not bad.any()):
+        return f"the {what} are the same for all examples in {columns_text(columns)}"
+    return ""
+
+
+def _different(values: np.ndarray) -> np.ndarray:
+    """Returns numbers of similar size that all differ."""
+    return _smaller(values, np.linspace(LEAST, MOST, values.size).reshape(values.shape))
+
+
+def _moved(values: np.ndarray, share: float) -> np.ndarray:
+    """Returns numbers of similar size that are equal where the given numbers are equal."""
+    return _smaller(values, np.full(values.shape, share))
+
+
+def _smaller(values: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    dtype = values.dtype if values.dtype.kind == "f" else np.dtype("float32")
+    return np.where(values == 0, shares, values * (1 - shares)).astype(dtype)
+
+
+def _is_finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _is_bad(loss: float | None) -> bool:
+    return loss is not None and not math.isfinite(loss)
