@@ -119,3 +119,59 @@ def test_equal_labels_of_a_loss_that_is_not_computed_again():
     assert names(report) == ["the loss function"]
     said = "all elements of 'y' are equal (1), and a division of 0 by their deviation is 0/0"
     assert said in report.causes[0].evidence
+
+
+def divergence(y, p):
+    """A Kullback-Leibler divergence. It is NaN for a label of 0."""
+    return tf.reduce_sum(y * tf.math.log(y / p), -1)
+
+
+def logarithm_of_labels(y, p):
+    return tf.reduce_mean(tf.reduce_sum(p, -1)) - tf.reduce_mean(tf.math.log(y))
+
+
+def of_classes(y, p):
+    """A mean of each class. It is 0/0 for a class without examples."""
+    return tf.reduce_mean(tf.reduce_sum(y * p, 0) / tf.reduce_sum(y, 0))
+
+
+def one_hot(classes):
+    return np.eye(3, dtype="float32")[np.arange(8) % classes]
+
+
+def smooth_beside(rows):
+    """Returns one-hot labels in these rows, and labels between 0 and 1 in the other rows."""
+    y = one_hot(3) * 0.9 + 0.03
+    y[rows] = one_hot(3)[rows]
+    return y
+
+
+ZEROS = {
+    "one-hot": (divergence, one_hot(3), "16 of 24 labels are exactly 0, where 0 times log(0)"),
+    "without a class": (divergence, one_hot(2), "16 of 24 labels are exactly 0"),
+    "integers": (divergence, one_hot(3).astype("int32"), "16 of 24 labels are exactly 0"),
+    "two rows": (divergence, smooth_beside([2, 4]), "4 of 24 labels are exactly 0"),
+    "only zeros": (divergence, 0 * one_hot(3), "24 of 24 labels are exactly 0"),
+    "logarithm": (logarithm_of_labels, one_hot(3), "where log(0) is infinite"),
+}
+
+
+@quick_rows("one-hot", "without*")
+@pytest.mark.parametrize("case", ZEROS)
+def test_labels_of_zero(case):
+    loss, y, text = ZEROS[case]
+    report = report_of(dense(units=3, activation="softmax"), data(1)[0], y, loss)
+    assert names(report) == ["the loss function"]
+    (cause,) = report.causes
+    assert text in cause.evidence
+    assert "with 0.001 in place of 0, the loss is finite" in cause.evidence
+    assert "tf.math.xlogy" in cause.advice
+    for word in ("column", "negative", "nothing"):
+        assert word not in cause.evidence
+
+
+def test_a_class_without_examples_is_no_label_of_zero():
+    report = report_of(dense(units=3, activation="softmax"), data(1)[0], one_hot(2), of_classes)
+    (cause,) = report.causes
+    assert "class 2 is absent from the batch" in cause.evidence
+    assert "exactly 0" not in cause.evidence

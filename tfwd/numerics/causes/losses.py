@@ -22,7 +22,11 @@ from tfwd.numerics.causes.loss_rows import (
     reasons,
     value_range,
 )
-from tfwd.numerics.causes.losses_of_other_numbers import equal_numbers, equal_text
+from tfwd.numerics.causes.losses_of_other_numbers import (
+    equal_numbers,
+    equal_text,
+    labels_of_zero,
+)
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -92,6 +96,8 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     bad = bad_rows(evidence)
     exponential, advice = overflowing_exponential(evidence, bad, squares)
     explained, of_numbers = ("", []) if exponential else equal_numbers(evidence, bad)
+    if not (exponential or explained):
+        explained, of_numbers = labels_of_zero(evidence, bad)
     exactly = reasons(evidence, bad) if bad.any() and not (exponential or explained) else []
     signs, advice, ends_reached = [], [*advice, *of_numbers], False
     if exponential or explained:

@@ -14,6 +14,8 @@ from tfwd.numerics.tensor_measurements import columns_text, rows_text
 LEAST, MOST = 0.01, 0.1  # by these shares, numbers are made different
 MOVED = (1 / 16, 1 / 32, 3 / 64)  # by one of these shares, equal numbers are made smaller
 
+SMALL = 0.001  # in place of labels that are 0
+
 
 def equal_numbers(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
     """Returns which labels or predictions are equal, as text, and advice. Returns "" if none are.
@@ -57,6 +59,59 @@ def equal_numbers(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
     return "", []
 
 
+def labels_of_zero(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
+    """Returns how many labels are 0, as text, and advice, if zeros explain the loss. Otherwise "".
+
+    The loss must be finite with a small number in place of each zero. It must not be finite if only
+    one number of each class or example without a label is not 0: a sum of 0 is another cause.
+
+    Args:
+        evidence: The evidence, with one output.
+        bad: Booleans along the batch, from `bad_rows`.
+    """
+    given = labels_and_predictions(evidence)
+    if given is None or not given[0].size or given[0].dtype.kind not in "fiu":
+        return "", []
+    labels, predictions = given
+    zeros = labels == 0
+    some_rows = bad.any() and not bad.all()
+    if some_rows and labels[0].size == 1:
+        return "", []  # `reasons` compares the labels of the rows
+    if not zeros.any() or not _is_bad(loss_with(evidence, labels, predictions)):
+        return "", []
+    small = np.where(zeros, SMALL, labels).astype(_floating(labels))
+    some = np.where(_of_sums(zeros), SMALL, labels).astype(_floating(labels))
+    if not _is_finite(loss_with(evidence, small, predictions)):
+        return "", []
+    if not _is_bad(loss_with(evidence, some, predictions)):
+        return "", []
+    is_nan = bool(evidence.first.detail.summary.nan)
+    what = "0 times log(0) is NaN, and 0/0 too"
+    if not is_nan:
+        what = "log(0) is infinite, and a division by 0 too"
+    where = f"its non-finite values are in {rows_text(bad)}; " if some_rows else ""
+    return (
+        f"{where}{zeros.sum()} of {labels.size} labels are exactly 0, where {what}; with {SMALL} in "
+        "place of 0, the loss is finite",
+        [
+            "clip the labels in the argument of a logarithm and in a divisor, as "
+            "tf.clip_by_value(y, 1e-7, 1.0) does",
+            "tf.math.xlogy(y, y) is y * log(y), and 0 for a label of 0",
+        ],
+    )
+
+
+def _of_sums(zeros: np.ndarray) -> np.ndarray:
+    """Returns one position in each row and column of zeros, if an example has several labels."""
+    chosen = np.zeros(zeros.shape, bool)
+    if zeros.ndim != 2 or zeros.shape[1] == 1:
+        chosen.flat[0] = zeros.all()
+        return chosen
+    chosen[:, 0] |= zeros.all(1)
+    chosen[0] |= zeros.all(0)
+    return chosen
+
+
 def _advice(labels: bool, predictions: bool) -> Iterator[str]:
     yield "add a small number to the divisor (a deviation, a variance or a norm)"
     if labels:
@@ -96,8 +151,11 @@ def _moved(values: np.ndarray, share: float) -> np.ndarray:
 
 
 def _smaller(values: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    dtype = values.dtype if values.dtype.kind == "f" else np.dtype("float32")
-    return np.where(values == 0, shares, values * (1 - shares)).astype(dtype)
+    return np.where(values == 0, shares, values * (1 - shares)).astype(_floating(values))
+
+
+def _floating(values: np.ndarray) -> np.dtype:
+    return values.dtype if values.dtype.kind == "f" else np.dtype("float32")
 
 
 def _is_finite(loss: float | None) -> bool:
