@@ -7,7 +7,13 @@ import math
 import numpy as np
 
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_rows import differences, is_finite_if_clipped, value_range
+from tfwd.numerics.causes.loss_rows import (
+    differences,
+    is_finite_if_clipped,
+    labels_and_predictions,
+    loss_with,
+    value_range,
+)
 from tfwd.numerics.causes.overflow import exp_limit
 from tfwd.numerics.tensor_measurements import rows_text
 
@@ -66,6 +72,39 @@ def overflowing_exponential(
         "difference overflows",
         _OF_DIFFERENCES,
     )
+
+
+def exponential_of_multiple(evidence: Evidence, squares: bool) -> tuple[str, list[str]]:
+    """Returns that an exponential of a multiple of the predictions fits, and advice. Otherwise "".
+
+    The predictions must be moderate and the loss +Inf. The loss must also be +Inf if all
+    predictions are a tenth smaller, and finite if they are smaller by a larger factor. A logarithm
+    of 0 or a division by 0 is infinite for single numbers only.
+
+    Args:
+        evidence: The evidence, with one output.
+        squares: bool. True if the loss squares the predictions, which no exponential explains.
+    """
+    given, found = labels_and_predictions(evidence), evidence.first.detail.summary
+    if squares or given is None or not found.positive_inf or found.nan:
+        return "", []
+    labels, predictions = given
+    (measured,) = evidence.predictions
+    if measured.detail.summary.abs_max > exp_limit(measured):
+        return "", []
+    if loss_with(evidence, labels, predictions * predictions.dtype.type(0.9)) != math.inf:
+        return "", []
+    for factor in (0.5**i for i in range(1, 11)):
+        loss = loss_with(evidence, labels, predictions * predictions.dtype.type(factor))
+        if loss is not None and math.isfinite(loss):
+            low, high = measured.detail.low, measured.detail.high
+            return (
+                f"the predictions z are moderate (from {low:.3g} to {high:.3g}), and the loss is "
+                f"finite for predictions of {factor:.3g} times this size; this fits an "
+                "exponential of a multiple of z, as of z divided by a small temperature",
+                ["multiply by a smaller number before an exponential", *_OF_PREDICTIONS],
+            )
+    return "", []
 
 
 def _begins_at(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
@@ -129,11 +131,13 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
     elif rows := evidence.rows_text(first):
         where = f" The non-finite elements are in {rows}."
     if infinite and not found.nan and not overflowing and found.abs_max > SQUARED_IS_FINITE:
+        fits, clip = _of_exponential(evidence, before)
         yield Cause(
             "an overflow in the forward pass",
             f"{what} infinity from finite numbers. The largest finite result is "
-            f"{found.abs_max:.3g}. {given}{where}",
-            "scale the factors of the product, or the terms of the sum, before they are combined.",
+            f"{found.abs_max:.3g}. {given}{where}{fits}",
+            "scale the factors of the product, or the terms of the sum, before they are combined"
+            f"{clip}.",
         )
         return
     where += _input_at_position(evidence, first, before) if is_known else ""
@@ -172,6 +176,27 @@ def domain(evidence: Evidence) -> Iterator[Cause]:
         "a function outside its domain",
         f"{what} {' and '.join(kinds)} from finite numbers. {given}{where}{scale}",
         f"{advice}{'; scale the data' if scale else ''}. ({'; '.join(reasons)}.)",
+    )
+
+
+def _of_exponential(evidence: Evidence, before: Measurement) -> tuple[str, str]:
+    """Returns that an exponential of a multiple of the input fits, and advice. Otherwise "".
+
+    All infinities must be positive, the input must be moderate, and the code must be custom.
+    """
+    first = evidence.first
+    layer = evidence.layer(first.frame.name)
+    is_custom = isinstance(layer, keras.layers.Lambda) or not _keras.is_of_keras(type(layer))
+    is_moderate = before.detail.summary.abs_max <= exp_limit(first)
+    if first.frame.kind != "input" and not is_custom:
+        return "", ""
+    if not is_moderate or first.detail.summary.negative_inf:
+        return "", ""
+    return (
+        " The input is moderate: this fits an exponential of a multiple of the input, or a product "
+        "with a very large number.",
+        "; if the code has an exponential, multiply by a smaller number before it, or clip its "
+        "argument",
     )
 
 

@@ -13,7 +13,10 @@ from tfwd._keras import losses as _keras_losses
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.exponential_losses import overflowing_exponential
+from tfwd.numerics.causes.exponential_losses import (
+    exponential_of_multiple,
+    overflowing_exponential,
+)
 from tfwd.numerics.causes.large_weights import large_weights
 from tfwd.numerics.causes.loss_rows import (
     bad_rows,
@@ -98,6 +101,8 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
     explained, of_numbers = ("", []) if exponential else equal_numbers(evidence, bad)
     if not (exponential or explained):
         explained, of_numbers = labels_of_zero(evidence, bad)
+    if not (exponential or explained):
+        explained, of_numbers = exponential_of_multiple(evidence, squares)
     exactly = reasons(evidence, bad) if bad.any() and not (exponential or explained) else []
     signs, advice, ends_reached = [], [*advice, *of_numbers], False
     if exponential or explained:
@@ -173,7 +178,10 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             "temperature: tf.reduce_logsumexp subtracts the maximum"
         )
     elif not (squares or advice):
-        advice.append("look for a logarithm of 0 in the loss")
+        advice.append(
+            "look for a logarithm of 0 in the loss, and for an exponential of a multiple of the "
+            "predictions"
+        )
     if not (advice and (ends_reached or exponential or explained)):
         advice.append("add a small number to the divisor")
     if is_own:

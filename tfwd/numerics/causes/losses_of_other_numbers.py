@@ -91,8 +91,8 @@ def labels_of_zero(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]
         what = "log(0) is infinite, and a division by 0 too"
     where = f"its non-finite values are in {rows_text(bad)}; " if some_rows else ""
     return (
-        f"{where}{zeros.sum()} of {labels.size} labels are exactly 0, where {what}; with {SMALL} in "
-        "place of 0, the loss is finite",
+        f"{where}{zeros.sum()} of {labels.size} labels are exactly 0, where {what}; with {SMALL} "
+        "in place of 0, the loss is finite",
         [
             "clip the labels in the argument of a logarithm and in a divisor, as "
             "tf.clip_by_value(y, 1e-7, 1.0) does",
