@@ -137,12 +137,31 @@ def test_the_iterations_that_a_schedule_gets():
 
 
 @pytest.mark.slow
-def test_labels_that_are_too_large():
+def products(y, p):
+    return tf.reduce_mean(y * p * 1e3, -1)
+
+
+LARGE_LABELS = {
+    "mse": ("mse", "whose square is infinite"),
+    "MeanSquaredError": (keras.losses.MeanSquaredError(), "whose square is infinite"),
+    "product": (products, "and a square or a product of such a number may be infinite"),
+}
+
+
+@quick_rows("mse", "product")
+@pytest.mark.parametrize("loss", LARGE_LABELS)
+def test_labels_that_are_too_large(loss):
+    """Only Keras's own losses are known to square the labels."""
     x, y = data(2)
-    report = report_of(dense(), x, y * 1e25)
+    loss, text = LARGE_LABELS[loss]
+    report = report_of(dense(), x, np.clip(y, 1, 2) * 1e37, loss)
     assert names(report) == ["the loss function"]
-    assert "whose square is infinite" in report.causes[0].evidence
-    assert "logarithm" not in report.causes[0].evidence
+    (cause,) = report.causes
+    assert text in cause.evidence
+    assert ("square is infinite" in cause.evidence) == (loss is not products)
+    assert "logarithm" not in cause.evidence
+    assert "scale the labels" in cause.advice
+    assert "divisor" not in cause.advice
 
 
 def test_weights():

@@ -25,9 +25,11 @@ from tfwd.numerics.causes.loss_rows import (
     reasons,
     value_range,
 )
+from tfwd.numerics.causes.losses_by_output import keras_name
 from tfwd.numerics.causes.losses_of_other_numbers import (
     equal_numbers,
     equal_text,
+    is_finite_for_small_labels,
     labels_of_zero,
 )
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
@@ -93,10 +95,12 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         return
     if not all(one.is_finite for one in evidence.predictions):  # computed after the last layer
         return
-    is_nan, named = bool(first.detail.summary.nan), evidence.loss.lower()
+    of_keras = keras_name(evidence)
+    is_nan, named = bool(first.detail.summary.nan), f"{evidence.loss} {of_keras}".lower()
     squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
     entropy = "crossentropy" in named
     bad = bad_rows(evidence)
+    is_size = is_finite_for_small_labels(evidence)
     exponential, advice = overflowing_exponential(evidence, bad, squares)
     explained, of_numbers = ("", []) if exponential else equal_numbers(evidence, bad)
     if not (exponential or explained):
@@ -131,12 +135,13 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             if entropy:
                 advice.append("give the loss logits (from_logits=True) instead of probabilities")
             advice.append("clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))")
-        elif low < 0 and is_nan and not squares and "logits" not in named:
+        elif low < 0 and is_nan and not (squares or is_size or "logits" in named):
             signs.append(
                 f"{what} go{'es' * is_own} down to {low:.3g}, and a logarithm, a root or a "
                 "fractional power of a negative number is NaN"
             )
             advice.append("clip the argument of a logarithm or a root")
+    are_large = False
     for name, values in evidence.data.items():
         if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
             continue
@@ -145,8 +150,13 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         are_equal = is_nan and is_unknown and bool(equal_text("labels", values))
         if values.size and np.abs(in_bad_rows).max() > SQUARED_IS_FINITE:
             largest = np.abs(in_bad_rows).max()
-            signs.append(f"'{name}' reaches {largest:.3g}, whose square is infinite")
+            is_squared = "squared" in of_keras.lower()
+            square = "whose square is infinite"
+            if not is_squared:
+                square = "and a square or a product of such a number may be infinite"
+            signs.append(f"'{name}' reaches {largest:.3g}, {square}")
             advice.append("scale the labels")
+            are_large = True
         elif not squares and _has_columns(values):
             if entropy or _may_be_classes(values, bad) or any(map(_has_distributions, given)):
                 signs += _class_signs(name, values, bad)
@@ -169,7 +179,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             )
             advice.append("clip the argument of an exponential")
     nothing = "in predictions and labels is unusual" if evidence.data else "is known of the labels"
-    if explained:
+    if explained or is_size:
         pass
     elif is_nan and not (squares or entropy or ends_reached or exponential):
         advice.append(
@@ -182,7 +192,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
             "look for a logarithm of 0 in the loss, and for an exponential of a multiple of the "
             "predictions"
         )
-    if not (advice and (ends_reached or exponential or explained)):
+    if not (of_keras or are_large or (advice and (ends_reached or exponential or explained))):
         advice.append("add a small number to the divisor")
     if is_own:
         yield _custom_loss_cause(evidence, is_nan, signs, advice)
@@ -194,7 +204,7 @@ def _of_one(evidence: Evidence) -> Iterator[Cause]:
         f"All outputs of the model are finite, but the loss{name} is "
         f"{'NaN' if is_nan else 'not'}: "
         f"{'; '.join(signs) or f'nothing {nothing}'}.",
-        "; ".join(dict.fromkeys(advice)) + ".",
+        "; ".join(dict.fromkeys(advice or ["compare the labels with the predictions"])) + ".",
     )
 
 

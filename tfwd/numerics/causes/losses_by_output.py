@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfwd import _keras
 from tfwd._keras import losses as _keras_losses
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.tensor_measurements import Measurement
@@ -46,6 +47,26 @@ def loss_name(loss: Any) -> str:
         return loss_name(loss.func)
     given = getattr(loss, "name", None) or getattr(loss, "__name__", None)
     return str(given) if given else _keras_losses.default_name(loss)
+
+
+def keras_name(evidence: Evidence) -> str:
+    """Returns the name of the class or function of Keras's own loss; "" for any other loss.
+
+    "" is also returned for the losses of several outputs, and for a loss that a custom training
+    step computes. Keras's own losses add a small number to their divisors.
+    """
+    if not isinstance(evidence.model, keras.Model) or not evidence.predictions:
+        return ""
+    loss = evidence.function
+    if loss is None:
+        loss = _keras_losses.compiled_loss(evidence.model)[0]
+    losses = [one for one in tf.nest.flatten(loss) if one is not None]
+    if len(losses) != 1:
+        return ""
+    found = keras.losses.get(losses[0])
+    own = type(found) if isinstance(found, keras.losses.Loss) else found
+    is_own = hasattr(own, "__module__") and _keras.is_of_keras(own)
+    return str(getattr(own, "__name__", "")) if is_own else ""
 
 
 def outputs(evidence: Evidence) -> list[Output]:

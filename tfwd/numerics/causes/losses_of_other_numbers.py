@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.loss_rows import labels_and_predictions, loss_with
 from tfwd.numerics.tensor_measurements import columns_text, rows_text
@@ -99,6 +100,21 @@ def labels_of_zero(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]
             "tf.math.xlogy(y, y) is y * log(y), and 0 for a label of 0",
         ],
     )
+
+
+def is_finite_for_small_labels(evidence: Evidence) -> bool:
+    """Returns True if labels that are too large make a loss bad: it is finite for small ones.
+
+    Labels are too large if their square is infinite in float32. Small ones are at most 1.
+    """
+    given = labels_and_predictions(evidence)
+    if given is None or not given[0].size or given[0].dtype.kind != "f":
+        return False
+    labels, predictions = given
+    largest = np.abs(labels).max()
+    if largest <= SQUARED_IS_FINITE or not _is_bad(loss_with(evidence, labels, predictions)):
+        return False
+    return _is_finite(loss_with(evidence, labels / largest, predictions))
 
 
 def _of_sums(zeros: np.ndarray) -> np.ndarray:
