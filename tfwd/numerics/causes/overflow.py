@@ -16,6 +16,7 @@ from tfwd.numerics.causes.evidence import STEP, Evidence
 from tfwd.numerics.causes.gradient_clipping import or_clip
 from tfwd.numerics.causes.large_inputs import large_inputs
 from tfwd.numerics.causes.squared_gradients import overflowing_squares
+from tfwd.numerics.causes.weight_decay import SMALLER, growing_decay
 from tfwd.numerics.non_finite_variables import is_state
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
 
@@ -209,7 +210,9 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     for name in ("loss", *(one.frame.name for one in evidence.of("loss"))):
         growth.pop(name, None)
     in_optimizer = overflow_in_optimizer(evidence)
-    clip = "" if in_optimizer else or_clip(evidence)
+    decay = "" if in_optimizer else growing_decay(evidence) * evidence.was_trained()
+    clip = "" if in_optimizer or decay else or_clip(evidence)
+    less_decay = f"{SMALLER}; otherwise " if decay else ""
     grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}
     if grown and 2 * len(grown) >= len(growth):
         leader = max(grown, key=lambda name: grown[name].per_check)
@@ -218,8 +221,8 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
             "exploding gradients",
             f"In the last steps, {len(grown)} of {len(growth)} gradients grew. The gradient of "
             f"'{leader}' grew fastest, by a factor of {fastest.per_step:.3g} per step, to "
-            f"{fastest.size:.3g}.",
-            f"lower the learning rate, or warm it up{clip}.",
+            f"{fastest.size:.3g}.{decay}",
+            f"{less_decay}lower the learning rate, or warm it up{clip}.",
         )
         return
     if in_optimizer:  # another rule explains the overflow
@@ -256,9 +259,9 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "exploding gradients",
             f"'{largest.frame.label}' reaches {largest.detail.summary.abs_max:.3g} in this step, "
-            f"before anything is infinite.{scale}",
-            f"{'scale the data, labels too; ' if scale else ''}lower the learning rate{clip}"
-            f"{first_steps}.",
+            f"before anything is infinite.{scale}{decay}",
+            f"{less_decay}{'scale the data, labels too; ' if scale else ''}lower the learning rate"
+            f"{clip}{first_steps}.",
         )
 
 

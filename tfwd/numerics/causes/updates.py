@@ -9,6 +9,7 @@ from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import overflow_in_optimizer
+from tfwd.numerics.causes.weight_decay import SMALLER, growing_decay
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
@@ -47,12 +48,14 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         return
     if overflow_in_optimizer(evidence):  # another rule explains the update
         return
+    shown += growing_decay(evidence)
+    smaller = f"{SMALLER}; " if growing_decay(evidence) else ""
     yield Cause(
         "an update out of range",
         f"The gradient and the learning rate are finite, but the new value of '{one.frame.name}' "
         f"is not.{shown}",
-        "lower the learning rate; use a larger epsilon in the optimizer (in float16 at least "
-        "1e-4), and keep weights in float32.",
+        f"{smaller}lower the learning rate; use a larger epsilon in the optimizer (in float16 at "
+        "least 1e-4), and keep weights in float32.",
     )
 
 
