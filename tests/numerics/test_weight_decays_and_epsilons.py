@@ -2,7 +2,7 @@
 
 import keras
 import pytest
-from non_finite_reports import dense, names, report_of
+from non_finite_reports import dense, layers, names, report_of
 from planted_nan_models import data
 from stack_marks import quick_rows
 
@@ -43,3 +43,28 @@ def test_a_weight_decay_that_makes_weights_smaller():
     report = report_of(dense(), 5 * x, y, optimizer=optimizer, epochs=60)
     assert names(report)[0] == "exploding gradients"
     assert "weight_decay" not in str(report)
+
+
+EPSILONS = {
+    "Adam": ("Adam", 0.0, "float32", "The optimizer's epsilon is 0. Adam divides"),
+    "RMSprop": ("RMSprop", 0.0, "float32", "The optimizer's epsilon is 0. RMSprop divides"),
+    "float16": ("Adam", 1e-8, "float16", "epsilon is 1e-08, which may count as 0 in float16"),
+}
+
+
+@quick_rows("Adam", "float16")
+@pytest.mark.parametrize("case", EPSILONS)
+def test_an_epsilon_of_zero(case):
+    """One input is 0 in all examples, so one element of the gradient is 0."""
+    kind, epsilon, dtype, text = EPSILONS[case]
+    x, y = (one.astype(dtype) for one in data(1))
+    x[:, 2] = 0
+    model = keras.Sequential([layers.Input((6,), dtype=dtype), layers.Dense(1, dtype=dtype)])
+    report = report_of(model, x, y, optimizer=getattr(optimizers, kind)(0.01, epsilon=epsilon))
+    assert names(report) == ["an update out of range"]
+    (cause,) = report.causes
+    assert text in cause.evidence
+    assert "kernel' has 1 zero. If" in cause.evidence
+    assert "the update is 0/0" in cause.evidence
+    assert cause.advice.startswith("use a larger epsilon")
+    assert "learning rate" not in cause.advice

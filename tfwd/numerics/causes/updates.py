@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any
+
+import keras
 
 from tfwd import _keras
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.overflow import overflow_in_optimizer
 from tfwd.numerics.causes.weight_decay import SMALLER, growing_decay
+from tfwd.numerics.leaf_optimizers import leaf_optimizers
+
+# The smallest normal numbers. TensorFlow may treat smaller numbers as 0.
+SMALLEST = {"float16": 2.0**-14, "float32": 2.0**-126, "float64": 2.0**-1022}
 
 
 def update(evidence: Evidence) -> Iterator[Cause]:
@@ -48,6 +55,15 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         return
     if overflow_in_optimizer(evidence):  # another rule explains the update
         return
+    if epsilon := _epsilon_of_zero(evidence):
+        yield Cause(
+            "an update out of range",
+            f"The gradient and the learning rate are finite, but the new value of "
+            f"'{one.frame.name}' is not. {epsilon}",
+            "use a larger epsilon in the optimizer (Keras's default is 1e-7; in float16 at least "
+            "1e-4), and keep weights in float32.",
+        )
+        return
     shown += growing_decay(evidence)
     smaller = f"{SMALLER}; " if growing_decay(evidence) else ""
     yield Cause(
@@ -57,6 +73,40 @@ def update(evidence: Evidence) -> Iterator[Cause]:
         f"{smaller}lower the learning rate; use a larger epsilon in the optimizer (in float16 at "
         "least 1e-4), and keep weights in float32.",
     )
+
+
+def _epsilon_of_zero(evidence: Evidence) -> str:
+    """Returns that an optimizer's epsilon counts as 0, as text; "" if no update divides by 0.
+
+    Adam and similar optimizers divide by epsilon plus a mean or a root of squared gradients. These
+    squares must be 0 for some element in this step.
+    """
+    first = evidence.first
+    least = SMALLEST.get(first.frame.dtype, SMALLEST["float32"])
+    gradients = evidence.of("weight gradient")
+    own = [one for one in gradients if one.frame.name == first.frame.name] or gradients
+    zeros = [one for one in own if one.detail.summary.zeros]
+    small = [one for one in own if one.detail.summary.abs_min**2 < least]
+    if not (zeros or small) or not isinstance(evidence.model, keras.Model):
+        return ""
+    for leaf in leaf_optimizers(evidence.model):
+        epsilon = getattr(leaf, "epsilon", None)
+        if not isinstance(epsilon, Real) or abs(float(epsilon)) >= least:
+            continue
+        counts = "" if epsilon == 0 else f", which may count as 0 in {first.frame.dtype}"
+        found = (zeros or small)[0]
+        count = found.detail.summary.zeros
+        has = f"has {count} zero{'s' * (count > 1)}"
+        if not zeros:
+            has = f"has elements of {found.detail.summary.abs_min:.3g}, whose squares are 0"
+        nan = bool(first.detail.summary.nan)
+        return (
+            f"The optimizer's epsilon is {float(epsilon):.3g}{counts}. {type(leaf).__name__} "
+            "divides by a mean or root of squared gradients plus epsilon. The gradient of "
+            f"'{found.frame.name}' {has}. If the gradients of earlier steps are 0 there too, the "
+            f"update is {'0/0' if nan else 'a division by 0'}."
+        )
+    return ""
 
 
 def _custom_constraint(evidence: Evidence, path: str) -> Any:
