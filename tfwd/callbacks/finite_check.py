@@ -38,12 +38,14 @@ ACTIONS = ("raise", "skip", "restore")
 class FiniteCheck(keras.callbacks.Callback):
     """Callback that finds the first non-finite tensor in `fit`, before it changes the weights.
 
-    A step is applied only if all its tensors are finite: the batch, the inputs and outputs of
-    layers, the loss, the gradients and the learning rate. Otherwise the weights, the optimizer's
-    slots, BatchNormalization's statistics, generator states and metrics keep their values from
-    before the step, bit for bit. The callback then examines the batch again, tensor by tensor. Its
-    report names the first non-finite layer, the direction (forward or backward), the number of
-    non-finite elements, and the likely cause.
+    A step is applied only if all checked tensors are finite: the batch, the inputs and outputs of
+    layers, the loss, the gradients of weights and the learning rate. The new state of a layer, such
+    as BatchNormalization's moving variance, is not checked in a step: it may become infinite. The
+    state of layers is checked when training begins. If a step is not applied, the weights, the
+    optimizer's slots, BatchNormalization's statistics, generator states and metrics keep their
+    values from before the step, bit for bit. The callback then examines the batch again, tensor by
+    tensor. Its report names the first non-finite layer, the direction (forward or backward), the
+    number of non-finite elements, and the likely cause.
 
     The callback works in eager mode, in graphs, with `jit_compile=True` and under MirroredStrategy.
     A step that is bad on one replica is bad on all replicas. With `steps_per_execution=k`, the k
