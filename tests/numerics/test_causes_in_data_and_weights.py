@@ -43,7 +43,8 @@ def test_label_out_of_range():
     report = report_of(dense(units=4), x, y, loss, jit_compile=True)
     assert names(report) == ["a label out of range"]
     assert (
-        "labels 7 in row 5 of the batch, and the model has 4 classes" in report.causes[0].evidence
+        "the label 7 in row 5 of the batch, and the model has 4 classes"
+        in report.causes[0].evidence
     )
 
 

@@ -260,6 +260,9 @@ class _Reshape:
         if whole is None or last == 0 or self._is_restored(last) or whole.order() is not None:
             return False
         before, after = self._groups[0], [unit for group in self._groups[1:] for unit in group]
+        layout = self._tensor.layout
+        if len(before) > 1 and layout.known is None and not layout.is_open:
+            return False  # PyTorch's model may have moved the axes that become examples
         sources = {unit.source for unit in before}
         return (
             sources == set(self._by_source) - {last}
