@@ -55,11 +55,13 @@ ATTRIBUTES = {
     "functional": ["_inputs_struct"],
     "model": [
         "_compile_loss",
+        "_compile_metrics",
         "_distribute_strategy",
         "_functional",
         "_initial_epoch",
         "_make_function",
         "_maybe_symbolic_build",
+        "_symbolic_build",
     ],
     "backup": ["_load_model", "_save_model", "_training_metadata_path", "_weights_path"],
     "checkpoint": ["_get_file_path"],

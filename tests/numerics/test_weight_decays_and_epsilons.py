@@ -24,7 +24,7 @@ def test_a_weight_decay_above_the_limit(name):
     report = report_of(dense(), x, y, optimizer=DECAYS[name](), epochs=60)
     assert names(report)[0] == "exploding gradients"
     (cause, *_) = report.causes
-    assert "This factor is -499. It is below -1, so the weights grow" in cause.evidence
+    assert "This factor is -499. It is below -1, so these weights grow" in cause.evidence
     assert cause.advice.startswith("use a smaller weight_decay or learning rate")
     assert "clip" not in cause.advice
 

@@ -6,6 +6,7 @@ the loop multiplies the loss before it computes gradients. The optimizer divides
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -215,3 +216,19 @@ def make_step(optimizer: Optimizer, gradients: Sequence[Any], variables: Sequenc
 def replace_traced_function(model: keras.Model, function: Any) -> Any:
     """Does nothing: no callback of Keras 3 reads the traced training function."""
     return None
+
+
+def build_compiled_metrics(model: keras.Model, batch: Any) -> None:
+    """Builds the metrics of `compile`, as the first step of `fit` does.
+
+    Keras returns no results of metrics that are not built. Metrics stay as they are if Keras cannot
+    call the model with symbolic tensors.
+
+    Args:
+        model: A compiled model.
+        batch: Batch of `fit`, which shows the shapes.
+    """
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        with contextlib.suppress(Exception):
+            model._symbolic_build(data_batch=batch)

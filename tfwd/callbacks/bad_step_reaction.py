@@ -119,6 +119,18 @@ class BadStepReaction:
         )
 
 
+def metric_results(model: keras.Model) -> dict[str, Any]:
+    """Returns the results of a model's metrics, except compiled metrics that no step has built."""
+    try:
+        return dict(model.get_metrics_result())
+    except ValueError:  # Keras 3 builds compiled metrics in the first step
+        results: dict[str, Any] = {}
+        for metric in model.metrics:
+            if getattr(metric, "built", True):
+                results[metric.name] = metric.result()
+        return results
+
+
 def logs_after_bad_step(model: keras.Model, last: Any, has_good_step: bool) -> Any:
     """Returns the metrics of the epoch's good steps, or the last logs of a custom step.
 
@@ -127,7 +139,7 @@ def logs_after_bad_step(model: keras.Model, last: Any, has_good_step: bool) -> A
         last: the logs of the last good step, or `None`.
         has_good_step: bool. True if a step of this epoch was good.
     """
-    result = model.get_metrics_result()
+    result = metric_results(model)
     if not isinstance(last, dict) or set(last) == set(result):
         return result
     return last if has_good_step else {key: math.nan for key in last}

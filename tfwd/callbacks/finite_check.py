@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfwd import _keras
 from tfwd._keras import training as _keras_training
-from tfwd.callbacks.bad_step_reaction import BadStepReaction, logs_after_bad_step
+from tfwd.callbacks.bad_step_reaction import BadStepReaction, logs_after_bad_step, metric_results
 from tfwd.callbacks.train_function import innermost, replace_innermost
 from tfwd.numerics import worker_reports
 from tfwd.numerics.bad_step_policy import BadStepPolicy
@@ -297,7 +297,7 @@ class FiniteCheck(keras.callbacks.Callback):
                 self._snapshot.end_epoch()
             return
         if logs:
-            metrics = {*self.model.get_metrics_result(), *(self._logs or ())}
+            metrics = {*metric_results(self.model), *(self._logs or ())}
             logs.update({key: math.nan for key in logs if key in metrics})
         why = (
             "Skipped steps change no weight, so the same batches will be skipped again"
@@ -378,9 +378,9 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._log is not None:
             self._log.before_step(batch, self._step + 1)
         if self._is_first and self.model.built and self._bad_weights(states=True):
-            return self._act(self._diagnose(batch))  # also finds weights that steps do not check
+            return self._not_made(batch)  # the report also has weights that steps do not check
         if self._diagnosis_of_model().has_bad_indices(batch):
-            return self._act(self._diagnose(batch))
+            return self._not_made(batch)
         try:
             outcome = self._check(batch, spec)
         except tf.errors.InvalidArgumentError:
@@ -477,6 +477,11 @@ class FiniteCheck(keras.callbacks.Callback):
         if self._exact is None:
             self._exact = self._checked_step(exact=True)
         return self._exact(batch, spec)
+
+    def _not_made(self, batch: Any) -> Any:
+        """Reacts to a step that is known to be bad before it is made, and returns its logs."""
+        _keras_training.build_compiled_metrics(self.model, batch)
+        return self._act(self._diagnose(batch))
 
     @staticmethod
     def _extents(outcome: Outcome) -> list[tuple[Frame, float]]:

@@ -254,6 +254,11 @@ def _wrong_shape(target: Target, layout: Layout, key: str, entry: Entry) -> str:
             ": PyTorch's Linear and convolution of size 1 have the same numbers; write the tensor "
             f"to the file with the shape {layout.shape}"
         )
+        if len(entry.shape) > len(layout.shape):
+            error += (
+                ". PyTorch then has the channels first, so a kernel behind a later Flatten needs "
+                "Key(..., flattened=(channels, positions))"
+            )
     return error
 
 

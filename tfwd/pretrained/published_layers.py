@@ -107,6 +107,7 @@ def _without_config(layer: keras.layers.Layer, prefix: str) -> FamilyRules:
         notes=(
             f"layer '{layer.name}' does not know the keys of a published model, because it was "
             "made from its arguments or is a copy: give family_rules="
-            f"{type(layer).__name__}.from_config(folder).family_rules({prefix!r})",
+            f"{type(layer).__name__}.from_config(folder).family_rules({prefix!r}). If the layer "
+            "has only some published layers, or another order, give from_config the same layers=",
         ),
     )

@@ -200,23 +200,22 @@ class Published(Composite):
                 this layer. A config of a family that this layer is not for counts as None.
 
         Returns:
-            One sentence per argument. Empty if the layer was not made from a published config.
+            One sentence per argument. Empty if there is no config to compare with.
         """
-        if self._origin is None:
-            return []
-        read = self._origin.read
+        read = None if self._origin is None else self._origin.read
         if config is not None and config.get("model_type") in self.families:
             try:
                 read = check_config(path, config)
             except ValueError as error:
                 return [str(error)]
-        return self._differences(read)
+        return [] if read is None else self._differences(read)
 
     def _differences(self, read: Configuration) -> list[str]:
         """Lists the arguments that differ from a config, and that shapes do not show."""
-        assert self._origin is not None
-        is_own = read.values == self._origin.read.values
-        return read.differences(self, is_own, has_all_layers=self._origin.layers is None)
+        origin = self._origin
+        is_own = origin is not None and read.values == origin.read.values
+        has_all_layers = origin is not None and origin.layers is None
+        return read.differences(self, is_own, has_all_layers)
 
     def any_input_shape(self) -> tuple:
         """Returns an input shape with which the layer can be built."""

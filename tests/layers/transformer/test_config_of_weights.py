@@ -114,6 +114,21 @@ def test_the_config_beside_the_weights_decides(tmp_path):
         load(roberta, FOLDER / "bert")
 
 
+@pytest.mark.parametrize(("changed", "value"), [("num_heads", 1), ("activation", "relu")])
+def test_a_layer_that_was_made_from_its_arguments(changed, value):
+    """Checks `family_rules` for a layer that does not know its config."""
+    arguments = {**made().get_config(), changed: value}
+    bert = T.Bert.from_config(arguments)
+    bert(IDS)
+    rules = T.Bert.from_config(FOLDER / "bert").family_rules("")
+    with pytest.raises(PlanError, match=f"{changed} is .* in the config, but '?{value}'? in layer"):
+        load(bert, FOLDER / "bert", family_rules=rules)
+    bert = T.Bert.from_config({**arguments, changed: getattr(made(), changed)})
+    bert(IDS)
+    load(bert, FOLDER / "bert", family_rules=rules)
+    is_right(bert)
+
+
 def test_layers_that_share_their_weights(tmp_path):
     folder = with_config(tmp_path / "other", "albert", num_hidden_layers=2)
     with pytest.raises(PlanError, match="num_layers is 2 in the config, but 3 in layer 'bert'"):

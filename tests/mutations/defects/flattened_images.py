@@ -92,14 +92,14 @@ DEFECTS = [
     Defect(
         "a layer on the channels of windows shows no doubt about the order",
         "tfwd/pretrained/flatten_order/needed_places.py",
-        "return like(tensor, tensor.axes, is_contradictory=True)",
+        "return like(tensor, tensor.axes, layout.reason or reason, is_contradictory=True)",
         "return tensor",
         ("tests/pretrained/test_windows_of_images.py",),
     ),
     Defect(
         "a product with the channels of windows shows no doubt about the order",
         "tfwd/pretrained/flatten_order/products.py",
-        "return like(tensor, axes, is_contradictory=True)",
+        "return like(tensor, axes, layout.reason or reason, is_contradictory=True)",
         "return like(tensor, axes)",
         ("tests/pretrained/test_windows_of_images.py",),
     ),

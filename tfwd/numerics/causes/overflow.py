@@ -210,7 +210,7 @@ def exploding_gradients(evidence: Evidence) -> Iterator[Cause]:
     for name in ("loss", *(one.frame.name for one in evidence.of("loss"))):
         growth.pop(name, None)
     in_optimizer = overflow_in_optimizer(evidence)
-    decay = "" if in_optimizer else growing_decay(evidence) * evidence.was_trained()
+    decay = growing_decay(evidence) * evidence.was_trained()
     clip = "" if in_optimizer or decay else or_clip(evidence)
     less_decay = f"{SMALLER}; otherwise " if decay else ""
     grown = {name: x for name, x in growth.items() if x.per_check > 1.5 and x.factor > 10}

@@ -33,8 +33,8 @@ def growing_decay(evidence: Evidence) -> str:
         if factor < -1:
             return (
                 f" The learning rate is {rate:.3g} and the weight_decay is {float(decay):.3g}. The "
-                "optimizer multiplies each weight by 1 - learning rate * weight_decay in each "
-                f"update. This factor is {factor:.4g}. It is below -1, so the weights grow in each "
-                "update."
+                "optimizer multiplies the weights that it decays by 1 - learning rate * "
+                f"weight_decay in each update. This factor is {factor:.4g}. It is below -1, so "
+                "these weights grow in each update."
             )
     return ""

@@ -171,7 +171,7 @@ class Layout(Joinable):
             wanted &= {tuple(place.find() for place in layout._only)}
         left = wanted if possible is None else possible & wanted
         if not left:
-            self.contradict(layout._reason if layout._is_restricted else reason)
+            self.contradict((layout._is_restricted and layout._reason) or reason)
             return False
         if left != possible:
             layout._possible, layout._is_restricted, layout._reason = left, True, reason

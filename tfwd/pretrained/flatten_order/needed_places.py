@@ -32,7 +32,7 @@ def need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> Tensor
     elif layout.is_open:
         layout.restrict(orders_at_end(tensor.used, places), reason)
     else:
-        return like(tensor, tensor.axes, is_contradictory=True)
+        return like(tensor, tensor.axes, layout.reason or reason, is_contradictory=True)
     return tensor
 
 

@@ -41,4 +41,5 @@ def with_new_features(
         return like(tensor, axes, reason)
     if is_one and layout.is_sequence:
         return in_order(axes)
-    return like(tensor, axes, is_contradictory=True)  # PyTorch's model may move the channels last
+    # PyTorch's model may move the channels last.
+    return like(tensor, axes, layout.reason or reason, is_contradictory=True)
