@@ -122,10 +122,25 @@ def test_missing_and_unexpected_as_is_said(folder):
     done = load(model, folder, mapping=MAPPING, ignore="mo.*", allow_missing="layer_1/bias")
     assert ([*done.missing], done.left_out) == (["layer_1/bias"], ["more"])
     np.testing.assert_array_equal(model.layers[1].bias, bias)
-    done = load(model, folder, mapping=MAPPING, strict=False)
+    told = "but has no key for 1 of 5 variables, and their values are kept: layer_1/bias$"
+    with pytest.warns(UserWarning, match=told):
+        done = load(model, folder, mapping=MAPPING, strict=False)
     assert ([*done.missing], done.unexpected) == (["layer_1/bias"], ["more"])
     rewrite(folder, **{"out.weight": np.zeros((3, 2), "float32")})
     refused(model, folder, "the file must have (2, 3)", strict=False)
+    load(
+        model,
+        folder,
+        mapping={"layer_0": "enc.0"},
+        strict=False,
+        allow_missing=["layer_1/.*", "head/.*"],
+    )
+
+
+def test_a_file_without_any_key_of_the_model(folder):
+    names = {"layer_0": "a", "layer_1": "b", "head": "c"}
+    for mapping in (None, names):
+        refused(model_of(), folder, "no variable has a key", mapping=mapping, strict=False)
 
 
 def test_one_key_with_two_layouts(folder):

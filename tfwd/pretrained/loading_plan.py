@@ -93,13 +93,24 @@ class Plan:
     def _problems(self) -> list[list[str]]:
         """Returns the mistakes, the missing keys and the unexpected keys."""
         if not self.strict:
-            return [self.mistakes]
+            nothing = [] if self.steps else ["no variable has a key in the file"]
+            return [[*self.mistakes, *nothing]]
         allowed = set(self.allowed)
         missing = [f"'{path}' {what}" for path, what in self.missing.items() if path not in allowed]
         paths = [*(step.target.path for step in self.steps), *self.missing]
         hint = hints(paths)
         unexpected = [f"key '{key}' belongs to no variable{hint(key)}" for key in self.unexpected]
         return [self.mistakes, missing, unexpected]
+
+    def _unloaded(self) -> list[str]:
+        """Returns a sentence about the variables that `strict=False` lets keep their values."""
+        paths = [path for path in self.missing if path not in set(self.allowed)]
+        if not paths:
+            return []
+        shown = ", ".join(paths[:SHOWN])
+        more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+        number = f"{len(paths)} of {len(paths) + len(self.steps)} variables"
+        return [f"has no key for {number}, and their values are kept: {shown}{more}"]
 
     def apply(self, allow_overflow: bool = False) -> Plan:
         """Checks all numbers, and then assigns each variable its tensor.
@@ -122,12 +133,13 @@ class Plan:
         Warns:
             UserWarning: If some numbers are NaN or infinite, or if more than one number in a
                 thousand becomes 0 in a variable's dtype. A tensor without any finite number, or
-                with only such zeros, is an error.
+                with only such zeros, is an error. With `strict=False`, also if variables that
+                `allow_missing` does not name keep their values.
         """
         with self._workers() as workers:
             self._check_equal(workers, allow_overflow)
             self.check()
-            warned: list[str] = []
+            warned = self._unloaded()
             with self._opened(workers) as source:
                 if mistakes := problems_in_numbers(source, self.steps, allow_overflow, warned):
                     lines = "".join(f"\n- {line}" for line in mistakes)

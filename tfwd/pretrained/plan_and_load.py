@@ -52,7 +52,8 @@ def plan(
             has the key. Such a variable needs `allow_missing`. Default none.
         allow_missing: str or list of str. Patterns for paths of variables that keep their values if
             the file lacks them. Default none.
-        strict: bool. Treats missing and unexpected keys as errors. Default True.
+        strict: bool. Treats missing and unexpected keys as errors. Default True. False makes
+            missing keys a warning if at least one variable has a key.
         family_rules: Rules for the files of a model family, from the method `family_rules` of a
             layer that `from_config` made. Default None, for the rules of the layers in the model.
 
