@@ -228,7 +228,7 @@ DEFECTS = [
     ),
     Defect(
         "a report on a loss names labels of rows whose loss is finite",
-        "tfwd/numerics/causes/losses.py",
+        "tfwd/numerics/causes/class_labels.py",
         "rows = bad if bad.any() else np.ones(len(values), bool)",
         "rows = np.ones(len(values), bool)",
         ("tests/numerics/test_causes_in_losses.py", "-k", "finite_in_other_rows"),
@@ -250,8 +250,8 @@ DEFECTS = [
     Defect(
         "a report blames the loss function for weights that are too large",
         "tfwd/numerics/causes/losses.py",
-        "yield from list(large_weights(part)) or _of_one(part)",
-        "yield from _of_one(part)",
+        "yield from list(large_weights(part)) or one_loss.causes(part)",
+        "yield from one_loss.causes(part)",
         ("tests/numerics/test_weights_of_losses.py", "-k", "infinite"),
     ),
     Defect(

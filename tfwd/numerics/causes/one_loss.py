@@ -1,0 +1,275 @@
+"""Rules for causes in the loss function of one output."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfwd.finite import SQUARED_IS_FINITE
+from tfwd.numerics.bad_step_report import Cause
+from tfwd.numerics.causes import class_labels
+from tfwd.numerics.causes.evidence import Evidence
+from tfwd.numerics.causes.exponential_losses import (
+    exponential_of_multiple,
+    overflowing_exponential,
+)
+from tfwd.numerics.causes.loss_rows import (
+    bad_rows,
+    labels_and_predictions,
+    reasons,
+    value_range,
+)
+from tfwd.numerics.causes.losses_by_output import keras_name
+from tfwd.numerics.causes.losses_of_other_numbers import (
+    equal_numbers,
+    equal_text,
+    is_finite_for_small_labels,
+    labels_of_zero,
+)
+from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
+from tfwd.numerics.tensor_measurements import Measurement, rows_text
+
+
+def causes(evidence: Evidence) -> Iterator[Cause]:
+    """Checks the loss of one output, or of all if the output is unknown."""
+    if evidence.first.frame.kind != "loss" or any(
+        one.detail.summary.abs_max > SQUARED_IS_FINITE for one in evidence.predictions
+    ):
+        return
+    if not all(one.is_finite for one in evidence.predictions):  # computed after the last layer
+        return
+    loss = _Loss(evidence)
+    found = _explanation(loss)
+    if not found.is_explained:
+        _check_inputs(loss, found)
+    _check_labels(loss, found)
+    if not loss.is_nan and not found.signs:
+        _check_exponentials(loss, found)
+    _add_general_advice(loss, found)
+    yield _custom_loss_cause(loss, found) if loss.is_own else _cause(loss, found)
+
+
+class _Loss:
+    """Facts about the loss of one output.
+
+    Attributes:
+        evidence: The evidence, with one output.
+        bad: Booleans along the batch, from `bad_rows`.
+        is_own: bool. True if the training step computes the loss without `compute_loss`.
+        is_nan: bool. False for an infinite loss.
+        of_keras: str. Name of Keras's loss; "" for another function.
+        squares: bool. True if the name says that the loss squares its inputs, or is linear.
+        is_entropy: bool. True if the name says that the loss is a cross-entropy.
+        is_logits: bool. True if the name says that the loss takes logits.
+    """
+
+    def __init__(self, evidence: Evidence):
+        self.evidence = evidence
+        self.bad = bad_rows(evidence)
+        self.is_own = not evidence.predictions
+        self.is_nan = bool(evidence.first.detail.summary.nan)
+        self.of_keras = keras_name(evidence)
+        named = f"{evidence.loss} {self.of_keras}".lower()
+        self.squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
+        self.is_entropy = "crossentropy" in named
+        self.is_logits = "logits" in named
+
+    @functools.cached_property
+    def labels_are_too_large(self) -> bool:
+        return is_finite_for_small_labels(self.evidence)
+
+    @functools.cached_property
+    def inputs(self) -> list[Measurement]:
+        """The predictions. For a custom training step, all calls of the last layer."""
+        if not self.is_own:
+            return self.evidence.predictions
+        outputs = self.evidence.outputs_before
+        return [one for one in outputs if one.frame.name == outputs[-1].frame.name]
+
+
+@dataclasses.dataclass
+class _Findings:
+    """Signs and advice about a loss.
+
+    Attributes:
+        signs: list of str. Unusual properties, one phrase each.
+        advice: list of str. Phrases.
+        by: str. What explains the loss completely: "exponential", "numbers" or "rows". Default "",
+            for no such explanation.
+        reaches_ends: bool. True if an input of the loss is exactly 0 or 1.
+        labels_are_large: bool. True if the square of a label is infinite.
+    """
+
+    signs: list[str] = dataclasses.field(default_factory=list)
+    advice: list[str] = dataclasses.field(default_factory=list)
+    by: str = ""
+    reaches_ends: bool = False
+    labels_are_large: bool = False
+
+    @property
+    def is_explained(self) -> bool:
+        return bool(self.by)
+
+
+def _explanation(loss: _Loss) -> _Findings:
+    """Looks for one explanation that fits the loss of other numbers and of all rows."""
+    evidence, bad = loss.evidence, loss.bad
+    text, advice = overflowing_exponential(evidence, bad, loss.squares)
+    if text:
+        return _Findings([text], advice, by="exponential")
+    for text, more in (
+        equal_numbers(evidence, bad),
+        labels_of_zero(evidence, bad),
+        exponential_of_multiple(evidence, loss.squares),
+    ):
+        if text:
+            return _Findings([text], [*advice, *more], by="numbers")
+    if bad.any() and (exactly := reasons(evidence, bad)):
+        where = f"its non-finite values are in {rows_text(bad)}"
+        sign = f"{where}, and only there {' and '.join(exactly)}"
+        clip = "clip the argument of a logarithm or a root, and the divisor"
+        return _Findings([sign], [*advice, clip], by="rows")
+    return _Findings(advice=advice)
+
+
+def _check_inputs(loss: _Loss, found: _Findings) -> None:
+    """Adds the rows of the non-finite values, and ranges outside the domain of a function."""
+    bad, does = loss.bad, "es" * loss.is_own
+    if bad.any() and not bad.all():
+        found.signs.append(f"its non-finite values are only in {rows_text(bad)}")
+    for one in loss.inputs:
+        what = f"'{one.frame.label}'" if loss.is_own else "the predictions"
+        low, high = value_range(one, bad)
+        ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
+        if ends and not loss.squares:
+            found.reaches_ends = True
+            found.signs.append(
+                f"{what} reach{does} {' and '.join(ends)} exactly, where a logarithm is infinite"
+            )
+            if loss.is_entropy:
+                found.advice.append(
+                    "give the loss logits (from_logits=True) instead of probabilities"
+                )
+            found.advice.append(
+                "clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))"
+            )
+        elif low < 0 and loss.is_nan and not (loss.squares or loss.is_logits):
+            if loss.labels_are_too_large:
+                continue
+            found.signs.append(
+                f"{what} go{does} down to {low:.3g}, and a logarithm, a root or a fractional power "
+                "of a negative number is NaN"
+            )
+            found.advice.append("clip the argument of a logarithm or a root")
+
+
+def _check_labels(loss: _Loss, found: _Findings) -> None:
+    """Adds unusual properties of the labels."""
+    evidence, bad = loss.evidence, loss.bad
+    for name, values in evidence.data.items():
+        if not name.startswith("y") or not np.issubdtype(values.dtype, np.number):
+            continue
+        in_bad_rows = values[bad] if bad.any() else values
+        is_unknown = labels_and_predictions(evidence) is None
+        are_equal = loss.is_nan and is_unknown and bool(equal_text("labels", values))
+        if values.size and np.abs(in_bad_rows).max() > SQUARED_IS_FINITE:
+            square = "and a square or a product of such a number may be infinite"
+            if "squared" in loss.of_keras.lower():
+                square = "whose square is infinite"
+            found.signs.append(f"'{name}' reaches {np.abs(in_bad_rows).max():.3g}, {square}")
+            found.advice.append("scale the labels")
+            found.labels_are_large = True
+        elif not loss.squares and class_labels.has_columns(values):
+            if (
+                loss.is_entropy
+                or class_labels.may_be_classes(values, bad)
+                or any(map(class_labels.has_distributions, loss.inputs))
+            ):
+                found.signs += class_labels.class_signs(name, values, bad)
+        elif found.by == "numbers" or are_equal:
+            pass
+        elif values.size and not values.any() and class_labels.may_be_any_row(bad):
+            found.signs.append(f"all elements of '{name}' are 0")
+        if are_equal:
+            found.signs.append(
+                f"all elements of '{name}' are equal ({float(values.flat[0]):.3g}), and a division "
+                "of 0 by their deviation is 0/0"
+            )
+
+
+def _check_exponentials(loss: _Loss, found: _Findings) -> None:
+    """Adds the output of a layer whose exponential is infinite."""
+    outputs = [one for one in loss.evidence.of("output") if is_beyond_exp(one)]
+    if outputs:
+        least = min(outputs, key=lambda one: one.detail.high)
+        found.signs.append(
+            f"'{least.frame.label}' reaches {least.detail.high:.3g}, and an exponential of more "
+            f"than {exp_limit(least):.3g} is infinite"
+        )
+        found.advice.append("clip the argument of an exponential")
+
+
+def _add_general_advice(loss: _Loss, found: _Findings) -> None:
+    """Adds what to look for if no explanation was found."""
+    is_told = found.reaches_ends or found.by in ("exponential", "numbers")
+    if found.by == "numbers" or loss.labels_are_too_large:
+        pass
+    elif loss.is_nan and not (loss.squares or loss.is_entropy or is_told):
+        found.advice.append(
+            "look for a logarithm of 0 or of a negative number, a mean over no elements, a "
+            "division by a norm of 0, or an exponential that overflows, as with a small "
+            "temperature: tf.reduce_logsumexp subtracts the maximum"
+        )
+    elif not (loss.squares or found.advice):
+        found.advice.append(
+            "look for a logarithm of 0 in the loss, and for an exponential of a multiple of the "
+            "predictions"
+        )
+    if not (loss.of_keras or found.labels_are_large or (found.advice and is_told)):
+        found.advice.append("add a small number to the divisor")
+
+
+def _cause(loss: _Loss, found: _Findings) -> Cause:
+    """Returns the cause if the training step computes the loss by `compute_loss`."""
+    frame = loss.evidence.first.frame
+    names = " or ".join(repr(one) for one in dict.fromkeys(frame.source))
+    name = f" {names}" * bool(names) + frame.of_outputs
+    nothing = "nothing is known of the labels"
+    if loss.evidence.data:
+        nothing = "nothing in predictions and labels is unusual"
+    return Cause(
+        "the loss function",
+        f"All outputs of the model are finite, but the loss{name} is "
+        f"{'NaN' if loss.is_nan else 'not'}: "
+        f"{'; '.join(found.signs) or nothing}.",
+        "; ".join(dict.fromkeys(found.advice or ["compare the labels with the predictions"])) + ".",
+    )
+
+
+def _custom_loss_cause(loss: _Loss, found: _Findings) -> Cause:
+    """Returns the cause if a training step computes the loss without `compute_loss`."""
+    evidence = loss.evidence
+    where = "a custom train_step" if evidence.data else "the training loop"
+    ranges = [
+        f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
+        for one in (*evidence.outputs_before[-3:], *evidence.of("data"))
+        if one.frame.kind != "data" or one.frame.name.startswith("y")
+    ]
+    shown = f" Ranges: {', '.join(ranges)}." if ranges else ""
+    seen = f" {'; '.join(found.signs)}." if found.signs else ""
+    advice = [
+        *found.advice,
+        "compare these ranges with the formula of the loss",
+        "tf.debugging.enable_check_numerics() names the operation (without jit_compile)",
+    ]
+    if evidence.data:
+        advice.append("or compute the loss by self.compute_loss, so that each example is checked")
+    return Cause(
+        "the loss function",
+        f"The outputs of layers are finite, but the loss is {'NaN' if loss.is_nan else 'not'}. The "
+        f"loss is computed in {where}, which this report does not examine.{shown}{seen}",
+        "; ".join(dict.fromkeys(advice)) + ".",
+    )
