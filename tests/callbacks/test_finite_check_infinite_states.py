@@ -83,7 +83,7 @@ def test_no_restore_of_a_state_that_is_nan():
     with warnings.catch_warnings(), pytest.raises(NonFiniteError) as caught:
         warnings.simplefilter("ignore")
         fitted(0.0, np.nan, FiniteCheck("restore"), bad=9)
-    assert "No epoch has ended with finite weights yet" in caught.value.report.note
+    assert "No epoch of this run has ended with finite weights" in caught.value.report.note
     assert "low' is not finite" in caught.value.report.note
 
 

@@ -114,7 +114,7 @@ def test_restore_keeps_no_epoch_that_is_not_finite():
 def test_restore_without_a_good_epoch():
     x, y = data(4)
     x[5, 0] = np.nan
-    with pytest.raises(NonFiniteError, match="No epoch has ended with finite weights yet"):
+    with pytest.raises(NonFiniteError, match="No epoch of this run has ended with finite weights"):
         fit(make(), x, y, FiniteCheck("restore"))
 
 

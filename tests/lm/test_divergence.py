@@ -111,7 +111,8 @@ def test_a_step_that_is_left_out(nan_in_sixth_window, text, tmp_path, capsys):
 @once
 def test_going_back_an_epoch(nan_in_sixth_window, text, tmp_path, capsys):
     with pytest.raises(
-        Diverged, match="no epoch has ended with finite weights yet, so no state can be restored"
+        Diverged,
+        match="no epoch of this run has ended with finite weights, so no state can be restored",
     ):
         run(text, tmp_path / "first", "restore")
     nan_in_sixth_window.assign(False)

@@ -32,7 +32,7 @@ def test_restores_of_an_epoch() -> None:
     policy, weight = BadStepPolicy("restore", 2, 0.5), tf.Variable([1.0, 2.0])
     assert (
         policy.reason_to_stop()
-        == "no epoch has ended with finite weights yet, so no state can be restored"
+        == "no epoch of this run has ended with finite weights, so no state can be restored"
     )
     for _ in range(2):  # a second epoch starts to count again
         policy.store([weight])

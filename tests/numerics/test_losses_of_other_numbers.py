@@ -178,3 +178,35 @@ def test_a_class_without_examples_is_no_label_of_zero():
     (cause,) = report.causes
     assert "class 2 is absent from the batch" in cause.evidence
     assert "exactly 0" not in cause.evidence
+
+
+def masked_mse(y, p):
+    """A mean over labels other than -1. It is 0/0 if there are none."""
+    known = tf.cast(y != -1, p.dtype)
+    return tf.reduce_sum(known * (y - p) ** 2) / tf.reduce_sum(known)
+
+
+def mean_of_classes(y, p):
+    """A mean of the errors of the classes 0, 1 and 2. It is 0/0 for a class without examples."""
+    errors = [(tf.where(y == c, (p - y) ** 2, 0.0), tf.cast(y == c, p.dtype)) for c in range(3)]
+    return tf.add_n([tf.reduce_sum(error) / tf.reduce_sum(mask) for error, mask in errors])
+
+
+ABSENT = {
+    "masked": (masked_mse, np.full((8, 1), -1, "float32"), "(all labels are -1)"),
+    "a class": (mean_of_classes, one_hot(2)[:, :1], "(labels: 0 to 1)"),
+}
+
+
+@quick_rows("masked-None")
+@pytest.mark.parametrize("activation", [None, "sigmoid"])
+@pytest.mark.parametrize("case", ABSENT)
+def test_a_mean_over_no_labels(case, activation):
+    """Negative predictions are not the cause: the loss is NaN for all predictions."""
+    loss, y, labels = ABSENT[case]
+    assert all(np.isnan(loss(tf.constant(y), tf.fill(y.shape, p))) for p in (-3.0, 0.5, 2.0))
+    (cause,) = report_of(dense(units=1, activation=activation), data(1)[0], y, loss).causes
+    assert "other predictions from -20 to 20 give no finite loss either " + labels in cause.evidence
+    assert "negative number" not in cause.evidence
+    assert "nothing" not in cause.evidence
+    assert "a mean over no elements" in cause.advice

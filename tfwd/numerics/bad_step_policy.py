@@ -61,7 +61,7 @@ class BadStepPolicy:
                 effect = "bad steps led to a restore of the same epoch"
             return f"before this step, {self.failures} {effect}" if self.failures else ""
         if self.action == "restore" and self._values is None:
-            return "no epoch has ended with finite weights yet, so no state can be restored"
+            return "no epoch of this run has ended with finite weights, so no state can be restored"
         return None
 
     def leave_behind(self) -> float:

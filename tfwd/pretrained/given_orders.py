@@ -14,7 +14,9 @@ from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
+    JoinedPart,
     Shape,
+    UnknownFeatureOrder,
     flattened_image,
 )
 
@@ -38,7 +40,8 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
 
     If the model shows the axes in Keras, PyTorch has these axes in the same order, or the last of
     these axes first. The shape shows which order PyTorch has. If the model does not show the axes,
-    the shape describes an image with the channels first.
+    the shape describes an image with the channels first. If the model joins several tensors, the
+    shape counts for those whose order the model does not show.
 
     Args:
         shape: Shape in PyTorch. () if PyTorch has the same order.
@@ -47,6 +50,8 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     """
     shown, in_keras = of_model.of(side), of_model.sizes.get(side, ())
     kept = tuple(size for size in shape if size != 1)
+    if isinstance(shown, UnknownFeatureOrder) and (parts := of_model.parts.get(side)):
+        return _order_of_parts(shape, side, shown, parts)
     if not kept:
         return GivenOrder(None)
     if isinstance(shown, JoinedFeatures):
@@ -87,6 +92,34 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     )
 
 
+def _order_of_parts(
+    shape: Shape, side: Side, shown: UnknownFeatureOrder, parts: Sequence[JoinedPart]
+) -> GivenOrder:
+    """Returns the order of joined features, if a shape gives the order of the unknown parts.
+
+    Args:
+        shape, side: As in `given_order`.
+        shown: Order that the model shows.
+        parts: The joined parts.
+    """
+    found: list[tuple[int, FlattenedAxes | None]] = []
+    for size, order, in_keras in parts:
+        if not isinstance(order, UnknownFeatureOrder):
+            found.append((size, order))
+            continue
+        if shape and math.prod(shape) != size:
+            return GivenOrder(
+                shown,
+                f"has {math.prod(shape)} entries, but a part of {size} features whose order the "
+                "model does not show is joined with others: give the shape of this part",
+            )
+        given = given_order(shape, side, LayerOrders(order, order, {side: in_keras}))
+        if given.problem or isinstance(given.order, (JoinedFeatures, UnknownFeatureOrder)):
+            return GivenOrder(shown, given.problem)
+        found.append((size, given.order))
+    return GivenOrder(JoinedFeatures(tuple(found)) if any(order for _, order in found) else None)
+
+
 def with_given(
     of_model: LayerOrders, flattened: Shape | None, unflattened: Shape | None
 ) -> LayerOrders:
@@ -106,7 +139,8 @@ def with_given_in_keras(
 
     Such a tensor has PyTorch's order of features only if the mapping gives a shape.
     """
-    return with_given(of_model, flattened or (), unflattened or ())
+    found = with_given(of_model, flattened, unflattened)
+    return LayerOrders(found.inputs if flattened else None, found.outputs if unflattened else None)
 
 
 class Features(NamedTuple):

@@ -88,6 +88,9 @@ def inputs_first_layout(target: Target, given: LayerOrders, in_file: Shape) -> L
     if is_in_einsum(target) and in_file == (math.prod(shape),):  # a bias of PyTorch
         return einsum_layout(target, None, given.outputs) or Layout.unchanged(shape)
     inputs, outputs = feature_orders(target, given)
+    if isinstance(inputs, JoinedFeatures):
+        rest = inputs_first_layout(target, LayerOrders(None, given.outputs), in_file)
+        return dataclasses.replace(rest, rows=inputs.rows)
     if len(shape) not in (1, 2) or not any(
         isinstance(order, FlattenedAxes) for order in (inputs, outputs)
     ):

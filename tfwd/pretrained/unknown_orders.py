@@ -15,6 +15,7 @@ from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
+    JoinedPart,
     UnknownFeatureOrder,
 )
 from tfwd.pretrained.given_orders import OPTIONS, given_order
@@ -146,6 +147,14 @@ def _advice(
             "outputs; give () if PyTorch has the same order"
         )
     side = next(iter(unknown))
+    if len(unknown) == 1 and (part := _only_part(of_model.parts.get(side, ()))):
+        channels_first, option = (part.shape[-1], *part.shape[:-1]), OPTIONS[side]
+        return (
+            f"{start}. The model joins these {part.size} features with others: map to "
+            f"Key({key.name!r}, {option}=()) if PyTorch has axes of {part.shape} there, as Keras "
+            f"has; or to Key(..., {option}={channels_first}) if it has axes of {channels_first}. "
+            f"Otherwise {in_keras_order(target, key, of_model)}"
+        )
     if len(unknown) == 1 and (sizes := of_model.sizes.get(side)):
         channels_first, option = (sizes[-1], *sizes[:-1]), OPTIONS[side]
         if given_order(channels_first, side, of_model).problem:  # such as a cube
@@ -164,6 +173,12 @@ def _advice(
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
         f" if PyTorch has the same order. Otherwise {in_keras_order(target, key, of_model)}"
     )
+
+
+def _only_part(parts: Sequence[JoinedPart]) -> JoinedPart | None:
+    """Returns the only part whose order is unknown, if the model shows its axes; else None."""
+    unknown = [part for part in parts if isinstance(part.order, UnknownFeatureOrder)]
+    return unknown[0] if len(unknown) == 1 and len(unknown[0].shape) > 1 else None
 
 
 def in_keras_order(target: Target, key: Key, of_model: LayerOrders, gates: str = "") -> str:

@@ -117,6 +117,26 @@ def is_finite_for_small_labels(evidence: Evidence) -> bool:
     return _is_finite(loss_with(evidence, labels / largest, predictions))
 
 
+def is_bad_for_other_predictions(evidence: Evidence) -> bool:
+    """Returns True if a loss is not finite for any other predictions that were tried.
+
+    The labels or numbers of the loss itself then make it bad. The predictions are from -20 to 20,
+    and have one sign.
+    """
+    given = labels_and_predictions(evidence)
+    if given is None or not given[1].size or given[1].dtype.kind != "f":
+        return False
+    labels, predictions = given
+    if not _is_bad(loss_with(evidence, labels, predictions)):
+        return False
+    return all(
+        _is_bad(loss_with(evidence, labels, (sign * other).astype(predictions.dtype)))
+        for low, high in ((LEAST, MOST), (1.5, 20.0))
+        for other in (np.linspace(low, high, predictions.size).reshape(predictions.shape),)
+        for sign in (1, -1)
+    )
+
+
 def _of_sums(zeros: np.ndarray) -> np.ndarray:
     """Returns one position in each row and column of zeros, if an example has several labels."""
     chosen = np.zeros(zeros.shape, bool)

@@ -26,6 +26,7 @@ from tfwd.numerics.causes.losses_by_output import keras_name
 from tfwd.numerics.causes.losses_of_other_numbers import (
     equal_numbers,
     equal_text,
+    is_bad_for_other_predictions,
     is_finite_for_small_labels,
     labels_of_zero,
 )
@@ -97,8 +98,8 @@ class _Findings:
     Attributes:
         signs: list of str. Unusual properties, one phrase each.
         advice: list of str. Phrases.
-        by: str. What explains the loss completely: "exponential", "numbers" or "rows". Default "",
-            for no such explanation.
+        by: str. What explains the loss completely: "exponential", "numbers", "rows" or "labels".
+            Default "", for no such explanation.
         reaches_ends: bool. True if an input of the loss is exactly 0 or 1.
         labels_are_large: bool. True if the square of a label is infinite.
     """
@@ -140,6 +141,16 @@ def _check_inputs(loss: _Loss, found: _Findings) -> None:
     bad, does = loss.bad, "es" * loss.is_own
     if bad.any() and not bad.all():
         found.signs.append(f"its non-finite values are only in {rows_text(bad)}")
+    if not loss.labels_are_too_large and is_bad_for_other_predictions(loss.evidence):
+        found.by = "labels"
+        found.signs.append(
+            f"other predictions from -20 to 20 give no finite loss either{_range_of_labels(loss)}"
+        )
+        found.advice.append(
+            "look at what the loss computes of the labels: a mean over no elements, such as a "
+            "class without examples, is 0/0"
+        )
+        return
     for one in loss.inputs:
         what = f"'{one.frame.label}'" if loss.is_own else "the predictions"
         low, high = value_range(one, bad)
@@ -164,6 +175,15 @@ def _check_inputs(loss: _Loss, found: _Findings) -> None:
                 "of a negative number is NaN"
             )
             found.advice.append("clip the argument of a logarithm or a root")
+
+
+def _range_of_labels(loss: _Loss) -> str:
+    """Returns the range of the labels in brackets; "" if they are no numbers."""
+    given = labels_and_predictions(loss.evidence)
+    if given is None or not given[0].size or given[0].dtype.kind not in "fiu":
+        return ""
+    low, high = float(given[0].min()), float(given[0].max())
+    return f" (all labels are {low:.3g})" if low == high else f" (labels: {low:.3g} to {high:.3g})"
 
 
 def _check_labels(loss: _Loss, found: _Findings) -> None:
@@ -215,7 +235,7 @@ def _check_exponentials(loss: _Loss, found: _Findings) -> None:
 def _add_general_advice(loss: _Loss, found: _Findings) -> None:
     """Adds what to look for if no explanation was found."""
     is_told = found.reaches_ends or found.by in ("exponential", "numbers")
-    if found.by == "numbers" or loss.labels_are_too_large:
+    if found.by in ("numbers", "labels") or loss.labels_are_too_large:
         pass
     elif loss.is_nan and not (loss.squares or loss.is_entropy or is_told):
         found.advice.append(

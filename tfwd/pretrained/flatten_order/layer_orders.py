@@ -13,11 +13,12 @@ from tfwd import _keras
 from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order
 from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
-from tfwd.pretrained.flatten_order.made_axes import with_uses
+from tfwd.pretrained.flatten_order.made_axes import JoinedAxis, with_uses
 from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
+    JoinedPart,
     Shape,
     UnknownFeatureOrder,
 )
@@ -40,6 +41,8 @@ class LayerOrders:
         outputs: Order of the last axis of the outputs. None if PyTorch has the same.
         sizes: dict from a side to the sizes of the axes that Keras flattens before the layer, or
             makes of the outputs after it. Without sizes of 1, and only if they are known.
+        parts: dict from a side to the parts that a layer joins before it, if the order of a part is
+            unknown.
         axes: dict from a side to a number. Equal numbers are the same features. Only if the layer
             always has the same features on this side.
     """
@@ -47,6 +50,9 @@ class LayerOrders:
     inputs: FeatureOrder = None
     outputs: FeatureOrder = None
     sizes: dict[Side, Shape] = dataclasses.field(default_factory=dict, compare=False)
+    parts: dict[Side, tuple[JoinedPart, ...]] = dataclasses.field(
+        default_factory=dict, compare=False
+    )
     axes: dict[Side, int] = dataclasses.field(default_factory=dict, compare=False)
 
     def of(self, side: Side | None) -> FeatureOrder:
@@ -162,7 +168,7 @@ class OrderRecorder:
                 for other in (first.find(), second.find()):
                     is_changed = is_changed or other.doubt is None
                     other.doubts(reason, of_sources=of_sources)
-        self._note_axes()
+        self._note_axes(known)
         for layer, side, axis in self._axes:
             order: FeatureOrder = None if axis is None else known.of(axis)
             if side == "outputs" and order is not None:
@@ -187,7 +193,7 @@ class OrderRecorder:
                     orders[0] = UnknownFeatureOrder(plain.reason)
                 self.record(plain.layer, plain.side, orders[0])
 
-    def _note_axes(self) -> None:
+    def _note_axes(self, known: Orders) -> None:
         """Notes which features each layer has, and the axes that Keras makes them of."""
         found: dict[tuple[int, Side], set[Axis]] = {}
         recorded = {(id(layer), side) for layer, side, _ in self._axes}
@@ -208,7 +214,10 @@ class OrderRecorder:
             if len(sizes) == 1:
                 orders.sizes[side] = sizes.pop()
             if len(axes) == 1 and (number, side) not in of_several - recorded:
-                orders.axes[side] = id(axes.pop())
+                axis = axes.pop()
+                orders.axes[side] = id(axis)
+                if isinstance(axis, JoinedAxis):
+                    orders.parts[side] = axis.joined_parts(known)
 
     def found(self) -> dict[int, LayerOrders]:
         """Returns the orders by the id of the layer."""

@@ -11,6 +11,7 @@ from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
+    JoinedPart,
     UnknownFeatureOrder,
     flattened_axes,
 )
@@ -203,6 +204,23 @@ class JoinedAxis(MadeAxis):
             elif isinstance(order, FlattenedAxes) or order is None:
                 found.append((part.size or 0, order))
         return JoinedFeatures(tuple(found))
+
+    def joined_parts(self, known: Orders) -> tuple[JoinedPart, ...]:
+        """Returns the parts if the order of one is unknown, and nothing else is; () otherwise."""
+        if self.size is None or super().find_order(known) is not None:
+            return ()
+        found: list[JoinedPart] = []
+        for part in (source.find() for source in self.sources):
+            order = known.of(part)
+            inner = part.joined_parts(known) if isinstance(part, JoinedAxis) else ()
+            if isinstance(order, JoinedFeatures):
+                found += [JoinedPart(size, each, ()) for size, each in order.parts]
+            elif inner:
+                found += inner
+            else:
+                found.append(JoinedPart(part.size or 0, order, part.merged_sizes()))
+        is_unknown = any(isinstance(part.order, UnknownFeatureOrder) for part in found)
+        return tuple(found) if is_unknown else ()
 
 
 class DependentAxis(MadeAxis):

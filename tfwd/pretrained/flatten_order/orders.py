@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,21 @@ class JoinedFeatures:
             inside = range(size) if order is None else order.rows
             rows += [len(rows) + row for row in inside]
         return tuple(rows)
+
+
+class JoinedPart(NamedTuple):
+    """Part of joined features, the order of some of which is unknown.
+
+    Attributes:
+        size: int. Number of features.
+        order: Their order. None if PyTorch has the same.
+        shape: tuple of int. Sizes of the axes that Keras flattens to this part; () if none or
+            unknown.
+    """
+
+    size: int
+    order: FlattenedAxes | UnknownFeatureOrder | None
+    shape: Shape
 
 
 @dataclasses.dataclass(frozen=True)
