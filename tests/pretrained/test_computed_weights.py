@@ -102,3 +102,18 @@ def test_a_spectral_normalization_with_the_computed_weight(tmp_path):
     flat = np.einsum("nhwi,oi->nohw", image, c[..., 0, 0]).reshape(2, 24)
     expected = flat @ w.T / np.linalg.norm(w, 2)
     np.testing.assert_allclose(model(image), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_copy_of_weight_dropout(tmp_path):
+    """AWD-LSTM of PyTorch has its weight beside the copy that its last step dropped."""
+    model = sequential(keras.Input((3, 4)), layers.LSTM(2, use_bias=False, name="r"))
+    raw = RNG.normal(size=(8, 2))
+    stored = {"r.module.weight_ih_l0": RNG.normal(size=(8, 4)), "r.weight_hh_l0_raw": raw}
+    stored["r.module.weight_hh_l0"] = raw * (RNG.uniform(size=raw.shape) < 0.5)
+    folder, kernel = saved(tmp_path, stored), {"r/.*/kernel": "r.module.weight_ih_l0"}
+    recurrent = {"r/.*/recurrent_kernel": "r.module.weight_hh_l0"}
+    with pytest.raises(PlanError, match="is the dropped copy of 'r.weight_hh_l0_raw'"):
+        load(model, folder, mapping=kernel | recurrent, ignore=".*_raw")
+    recurrent = {"r/.*/recurrent_kernel": "r.weight_hh_l0_raw"}
+    load(model, folder, mapping=kernel | recurrent, ignore="r.module.weight_hh_l0")
+    np.testing.assert_allclose(model.layers[0].cell.recurrent_kernel, raw.T, rtol=1e-6)

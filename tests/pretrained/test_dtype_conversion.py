@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from pretrained_plan_tools import MAPPING, layers, model_of, refused, rewrite, tensors_of
 from safetensors.numpy import save_file
+from stack_marks import needs_keras3
 
-from tfwd.pretrained import Key, load, plan
+from tfwd.pretrained import Key, PlanError, load, plan
 from tfwd.pretrained.number_checks import count_non_finite
 
 
@@ -129,3 +130,23 @@ def test_a_complex_matrix_that_is_transposed(tmp_path):
     np.savez(tmp_path / "w.npz", w=value)
     load(layer, tmp_path / "w.npz", mapping={"w": Key("w", transposed=True)})
     np.testing.assert_array_equal(layer.weights[0], value.T)
+
+
+@needs_keras3("quantize")
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_quantized_layer(dtype, folder):
+    """Its kernel has scales, which no file of PyTorch has in this form."""
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    model = model_of()
+    load(model, folder, mapping=MAPPING)
+    expected = model(x)
+    for layer in model.layers:
+        layer.quantize("int8")
+    np.testing.assert_allclose(model(x), expected, atol=0.1)
+    if dtype == "int8":
+        rewrite(folder, **{"enc.0.weight": np.ones((3, 4), dtype)})
+    before = model.layers[0].get_weights()
+    with pytest.raises(PlanError, match=r"'layer_0/kernel' is quantized to int8: load the weights"):
+        load(model, folder, mapping=MAPPING, allow_missing=".*_scale")
+    for found, value in zip(model.layers[0].get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, value)

@@ -12,6 +12,8 @@ from tfwd.pretrained.sources.base import Entry
 _PARAMETRIZED = re.compile(r"(.*[./]|)parametrizations[./]([^./]+)[./]original(\d*)")
 _OLD = re.compile(r"(.*[./]|)([^./]+)_(orig|v)")
 
+_DROPPED = re.compile(r"(.*[./]|)module[./]([^./]+)")  # a layer inside one that drops its weights
+
 _SAVE = "save the weight of PyTorch after torch.nn.utils."
 _NEW = "parametrize.remove_parametrizations"
 _WEIGHT_NORM = "load both into a weight with WeightNorm(gain=True), or "
@@ -23,7 +25,8 @@ def computed_weight_errors(steps: Sequence[Step], entries: Mapping[str, Entry]) 
     The names follow `torch.nn.utils.parametrize`, and the older `spectral_norm`, `weight_norm` and
     `prune`. A tensor is no error if all tensors beside it are loaded too, because the model then
     computes the weight. An original of spectral normalization is always an error: PyTorch divides
-    it by the spectral norm in evaluation, and Keras only in training.
+    it by the spectral norm in evaluation, and Keras only in training. The copy of a weight that
+    AWD-LSTM's weight dropout keeps beside the weight is an error too.
 
     Args:
         steps: The variables that are loaded.
@@ -50,6 +53,13 @@ def _error(step: Step, entries: Mapping[str, Entry], loaded: Collection[str]) ->
         start += f" and '{beside[0]}'" if beside else ", by a function that the file does not show"
         norm = _WEIGHT_NORM if number and not spectral else ""
         return f"{start}: {norm}{_SAVE}{_NEW}({module[:-1] or 'module'}, '{name}')"
+    if found := _DROPPED.fullmatch(step.key):
+        raw = f"{found[1]}{found[2]}_raw"
+        if raw in entries and raw not in loaded:
+            return (
+                f"'{step.target.path}': '{step.key}' is the dropped copy of '{raw}' in PyTorch's "
+                f"last step: load '{raw}', and ignore '{step.key}'"
+            )
     if found := _OLD.fullmatch(step.key):
         module, name, last = found.groups()
         functions = (

@@ -10,6 +10,7 @@ import keras
 from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.computed_weights import computed_weight_errors
 from tfwd.pretrained.file_layouts import FileLayouts
+from tfwd.pretrained.flatten_order.layer_groups import unwrapped
 from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import (
@@ -148,7 +149,12 @@ class KeyMatching:
         layout, error = layouts.layout(target, name)
         if _is_same_but_for_size_1(target, entry.shape, layout.shape):
             layout = dataclasses.replace(layout, shape=entry.shape)
-        if error:
+        if _is_quantized(target) and name != self.prefix + target.path:
+            self.mistakes.append(
+                f"'{target.path}' is quantized to {target.dtype}: load the weights before "
+                "model.quantize(...)"
+            )
+        elif error:
             self.mistakes.append(error)
         elif entry.shape != layout.shape:
             self.mistakes.append(_wrong_shape(target, layout, name, entry))
@@ -271,6 +277,12 @@ def _is_linear_and_convolution(target: Target, layout: Layout, in_file: Shape) -
         return False
     shapes = sorted((in_file, layout.shape), key=len)
     return len(shapes[0]) == 2 and shapes[1] == shapes[0] + (1,) * (len(shapes[1]) - 2)
+
+
+def _is_quantized(target: Target) -> bool:
+    """Returns True for the integers of a quantized kernel. Its scales are other variables."""
+    mode = getattr(unwrapped(target.owner), "quantization_mode", None)
+    return mode is not None and target.dtype.startswith(("int", "uint"))
 
 
 def _is_castable(source: str, target: str) -> bool:

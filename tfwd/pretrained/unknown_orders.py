@@ -12,6 +12,7 @@ from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_t
 from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
+    CHANGES_FEATURES,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -65,8 +66,19 @@ def unknown_order(
         if side and isinstance(order, UnknownFeatureOrder)
     }
     if unknown:
-        return _advice(target, key, unknown, of_model)
+        reason = next(iter(unknown.values())).reason
+        return _advice(target, key, unknown, of_model) + _other_features(reason)
     return None
+
+
+def _other_features(reason: str) -> str:
+    """Returns the advice for an operation on flattened features; "" for another reason."""
+    if not reason.endswith(CHANGES_FEATURES):
+        return ""
+    return (
+        ". But if PyTorch flattens before this operation, no order is right, because the result "
+        "has other features: call Permute with the channels first before the model flattens"
+    )
 
 
 def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
@@ -169,6 +181,13 @@ def _advice(
             f"{in_keras_order(target, key, of_model)}"
         )
     shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
+    if len(target.shape) == 1:
+        count = target.shape[0]
+        return (
+            f"{start}: map to Key({key.name!r}, {same}) if PyTorch has these {count} numbers in "
+            f"the same order; or to Key(..., {shapes}) if they belong to an image of {count} "
+            f"entries in PyTorch. Otherwise {in_keras_order(target, key, of_model)}"
+        )
     return (
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
         f" if PyTorch has the same order. Otherwise {in_keras_order(target, key, of_model)}"

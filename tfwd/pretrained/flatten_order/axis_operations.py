@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.merges import joined
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
 from tfwd.pretrained.flatten_order.pieces import (
     CroppedAxis,
     channels_of_piece,
@@ -125,7 +126,7 @@ def _changed_axis(
     axis = tensor.axes[number]
     is_position = 0 < number < len(tensor.axes) - 1 and is_image(tensor, call.batch)
     if call.traced.kind in _SLICES and is_position and axis is not None and size != 1:
-        return CroppedAxis(size, [axis], f"'{call.name}' changes flattened features")
+        return CroppedAxis(size, [axis], f"'{call.name}' {CHANGES_FEATURES}")
     return call.dependent(size, [axis])
 
 

@@ -12,6 +12,7 @@ from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import Place
 from tfwd.pretrained.flatten_order.made_axes import DependentAxis, dependent_axis
+from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
 from tfwd.pretrained.flatten_order.pieces import CroppedAxis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like, made, with_unknown_axes
 
@@ -121,7 +122,7 @@ def _with_other_entries(call: Call, axis: Axis | None, size: int | None) -> Axis
     if size == 1 or axis is None:
         return _resized(call, axis, size)
     kind = CroppedAxis if isinstance(call.layer, groups.CROPPING_LAYERS) else DependentAxis
-    return kind(size, [axis], f"'{call.name}' changes flattened features")
+    return kind(size, [axis], f"'{call.name}' {CHANGES_FEATURES}")
 
 
 def _resized(call: Call, axis: Axis | None, size: int | None) -> Axis | None:
@@ -130,7 +131,7 @@ def _resized(call: Call, axis: Axis | None, size: int | None) -> Axis | None:
         return None
     if axis is not None and axis.size == size:
         return axis
-    reason = f"'{call.name}' changes flattened features"
+    reason = f"'{call.name}' {CHANGES_FEATURES}"
     return dependent_axis(size, [axis], reason)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from tfwd.pretrained.flatten_order.axes import Axis, Orders, joined_sizes, order_in, rows_of
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
 from tfwd.pretrained.flatten_order.orders import (
+    CHANGES_FEATURES,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -276,7 +277,7 @@ def _nested_order(
     name: str,
 ) -> FeatureOrder:
     """Returns the order of merged axes, some of which have another order than in PyTorch."""
-    unknown = UnknownFeatureOrder(f"'{name}' changes flattened features")
+    unknown = UnknownFeatureOrder(f"'{name}' {CHANGES_FEATURES}")
     arrangement = layout.arrangement(places)
     if arrangement is None or not layout.are_neighbours(places):
         return UnknownFeatureOrder(layout.reason) if layout.reason else unknown

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
 from tfwd.pretrained.flatten_order.made_axes import dependent_axis
+from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, with_unknown_axes
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation, value_of_constant
 
@@ -60,7 +61,7 @@ class OperationCall:
         """Returns a new axis, whose order is known only if the order of the sources is."""
         if size == 1:
             return None
-        reason = f"'{self.name}' changes flattened features"
+        reason = f"'{self.name}' {CHANGES_FEATURES}"
         return dependent_axis(size, sources, reason)
 
     def unknown(self) -> list[TensorAxes]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 Shape = tuple[int, ...]
+CHANGES_FEATURES = "changes flattened features"  # end of a reason, after the operation's name
 
 
 @dataclasses.dataclass(frozen=True)
