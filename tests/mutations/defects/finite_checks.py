@@ -296,4 +296,11 @@ DEFECTS = [
         "if True:",
         ("tests/numerics/test_causes_by_input.py",),
     ),
+    Defect(
+        "a report blames negative predictions for a mean over no labels",
+        "tfwd/numerics/causes/one_loss.py",
+        "and is_bad_for_other_predictions(loss.evidence):",
+        "and False:",
+        ("tests/numerics/test_losses_of_other_numbers.py", "-k", "no_labels"),
+    ),
 ]

@@ -103,4 +103,20 @@ DEFECTS = [
         "return like(tensor, axes)",
         ("tests/pretrained/test_windows_of_images.py",),
     ),
+    Defect(
+        "the order of one joined part counts for the parts that are known",
+        "tfwd/pretrained/given_orders.py",
+        """            found.append((size, order))
+            continue""",
+        """            found.append((size, None))
+            continue""",
+        ("tests/pretrained/test_joined_parts.py",),
+    ),
+    Defect(
+        "a tensor in Keras's order of axes keeps the rows of joined features",
+        "tfwd/pretrained/torch_layouts.py",
+        "        rest = inputs_first_layout(target, LayerOrders(None, given.outputs), in_file)",
+        "        return Layout.unchanged(shape)",
+        ("tests/pretrained/test_joined_parts.py", "-k", "keras_order"),
+    ),
 ]

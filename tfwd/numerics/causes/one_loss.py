@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class _Loss:
         return is_finite_for_small_labels(self.evidence)
 
     @functools.cached_property
-    def inputs(self) -> list[Measurement]:
+    def inputs(self) -> Sequence[Measurement]:
         """The predictions. For a custom training step, all calls of the last layer."""
         if not self.is_own:
             return self.evidence.predictions
