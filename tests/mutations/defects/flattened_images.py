@@ -66,7 +66,7 @@ DEFECTS = [
         "tfwd/pretrained/flatten_order/layer_orders.py",
         "is_changed = any([each.mark_sources(known) for each in made])",
         "is_changed = False",
-        ("tests/pretrained/test_orders_that_nothing_proves.py",),
+        ("tests/pretrained/test_outputs_that_become_images.py",),
     ),
     Defect(
         "parts of an image merge in the order of Keras",
