@@ -206,7 +206,7 @@ def test_a_mean_over_no_labels(case, activation):
     loss, y, labels = ABSENT[case]
     assert all(np.isnan(loss(tf.constant(y), tf.fill(y.shape, p))) for p in (-3.0, 0.5, 2.0))
     (cause,) = report_of(dense(units=1, activation=activation), data(1)[0], y, loss).causes
-    assert "other predictions from -20 to 20 give no finite loss either " + labels in cause.evidence
+    assert "other predictions that were tried gives a finite loss " + labels in cause.evidence
     assert "negative number" not in cause.evidence
     assert "nothing" not in cause.evidence
     assert "a mean over no elements" in cause.advice

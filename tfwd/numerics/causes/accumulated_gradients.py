@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -69,6 +69,40 @@ def overflowing_sum(evidence: Evidence) -> str:
                 f"{first.frame.dtype}."
             )
     return ""
+
+
+class MeanGradient(NamedTuple):
+    """Gradient of a weight that an optimizer computes of several steps.
+
+    Attributes:
+        size: float. Largest absolute value of the mean, with the gradient of this step.
+        text: str. Sentences about it.
+    """
+
+    size: float
+    text: str
+
+
+def mean_gradients(evidence: Evidence) -> dict[str, MeanGradient]:
+    """Returns the mean gradients of optimizers that accumulate, by the name of the weight.
+
+    The model must have its state from before the step, which must be a step that updates weights.
+    """
+    largest = {one.frame.name: one.detail.summary.abs_max for one in evidence.of("weight gradient")}
+    found: dict[str, MeanGradient] = {}
+    for leaf in leaf_optimizers(evidence.model):
+        for weight, total in wrapped_optimizers.accumulated_gradients(leaf):
+            name, steps = _keras.variables.path(weight), leaf.gradient_accumulation_steps
+            if name in largest:
+                earlier = _abs_max(total)
+                size = (earlier + largest[name]) / steps
+                found[name] = MeanGradient(
+                    size,
+                    f"The optimizer has gradient_accumulation_steps={steps}. The gradient of "
+                    f"'{name}' reaches {largest[name]:.3g} in this step, and the sum of the "
+                    f"earlier steps reaches {earlier:.3g}, so their mean reaches {size:.3g}.",
+                )
+    return found
 
 
 def _abs_max(variable: Any) -> float:

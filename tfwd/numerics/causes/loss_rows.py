@@ -13,6 +13,7 @@ from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.losses_by_output import of_output, outputs
 from tfwd.numerics.tensor_measurements import Measurement
 
+SMALL = 0.001  # in place of numbers that are 0
 MOST = 512  # largest number of examples: each takes about a millisecond
 
 
@@ -27,15 +28,23 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
     if given is None or len(given[2]) > MOST:
         return none
     loss, labels, predictions = given
+
+    def is_bad(rows: np.ndarray) -> bool:
+        return not math.isfinite(_loss(loss, labels[rows], predictions[rows]))
+
     try:
-        return np.array(
-            [
-                not np.isfinite(_loss(loss, labels[i : i + 1], predictions[i : i + 1]))
-                for i in range(len(predictions))
-            ]
-        )
+        bad = np.array([is_bad(np.array([i])) for i in range(len(predictions))])
+        if not bad.any() or bad.all() or is_bad(np.flatnonzero(~bad)):
+            return bad
+        # A mean over labels that are not masked is 0/0 for one masked label, but not beside others.
+        kept = [i for i in np.flatnonzero(bad) if is_bad(np.flatnonzero(~bad | _only(i, bad)))]
+        return np.isin(np.arange(len(bad)), kept) if kept else bad
     except Exception:  # a custom loss may need more than one example
         return none
+
+
+def _only(row: int, rows: np.ndarray) -> np.ndarray:
+    return np.arange(len(rows)) == row
 
 
 def is_bad(evidence: Evidence) -> bool:
@@ -157,7 +166,8 @@ def value_range(found: Measurement, bad: np.ndarray) -> tuple[float, float]:
 def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
     """Returns properties of predictions and labels in these examples only, as text.
 
-    `bad` must come from `bad_rows`, with at least one True.
+    `bad` must come from `bad_rows`, with at least one True. The loss must be finite with other
+    numbers in place of those that have these properties.
     """
     (labels,) = [values for name, values in evidence.data.items() if name.startswith("y")]
     given = {"prediction": np.asarray(evidence.predictions[0].detail.values), "label": labels}
@@ -166,6 +176,7 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
     if is_wide and np.array_equal(np.logical_and(*are_zero), bad):  # a quotient of their sums
         return ["all labels and all predictions are 0"]
     found = []
+    changed = {name: np.array(values) for name, values in given.items()}
     for name, values in given.items():
         rows = values.reshape(len(bad), -1)
         if rows.shape[1] > 64 or not np.issubdtype(rows.dtype, np.number):
@@ -178,7 +189,11 @@ def reasons(evidence: Evidence, bad: np.ndarray) -> list[str]:
                 single = name == "label" and rows.shape[1] == 1
                 where = "the label" if single else f"column {column} of the {name}s"
                 found.append(f"{where} {what}")
-    return found
+                others = changed[name].reshape(len(bad), -1)
+                small = 1 if others.dtype.kind in "iu" else SMALL
+                others[bad, column] = small if what == "is 0" else np.abs(others[bad, column])
+    loss = loss_with(evidence, changed["label"], changed["prediction"]) if found else None
+    return [] if loss is not None and not math.isfinite(loss) else found
 
 
 def parts(evidence: Evidence) -> list[Evidence]:

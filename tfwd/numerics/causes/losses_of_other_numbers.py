@@ -9,13 +9,11 @@ import numpy as np
 
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_rows import labels_and_predictions, loss_with
+from tfwd.numerics.causes.loss_rows import SMALL, labels_and_predictions, loss_with
 from tfwd.numerics.tensor_measurements import columns_text, rows_text
 
 LEAST, MOST = 0.01, 0.1  # by these shares, numbers are made different
 MOVED = (1 / 16, 1 / 32, 3 / 64)  # by one of these shares, equal numbers are made smaller
-
-SMALL = 0.001  # in place of labels that are 0
 
 
 def equal_numbers(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
@@ -117,24 +115,52 @@ def is_finite_for_small_labels(evidence: Evidence) -> bool:
     return _is_finite(loss_with(evidence, labels / largest, predictions))
 
 
-def is_bad_for_other_predictions(evidence: Evidence) -> bool:
-    """Returns True if a loss is not finite for any other predictions that were tried.
+def number_of_bad_predictions(evidence: Evidence) -> int:
+    """Returns how many other predictions were tried if none gives a finite loss; otherwise 0.
 
-    The labels or numbers of the loss itself then make it bad. The predictions are from -20 to 20,
-    and have one sign.
+    The labels then make the loss bad, or numbers of the loss itself.
     """
     given = labels_and_predictions(evidence)
     if given is None or not given[1].size or given[1].dtype.kind != "f":
-        return False
+        return 0
     labels, predictions = given
     if not _is_bad(loss_with(evidence, labels, predictions)):
-        return False
-    return all(
-        _is_bad(loss_with(evidence, labels, (sign * other).astype(predictions.dtype)))
-        for low, high in ((LEAST, MOST), (1.5, 20.0))
-        for other in (np.linspace(low, high, predictions.size).reshape(predictions.shape),)
-        for sign in (1, -1)
-    )
+        return 0
+    shape = predictions.shape
+    tried = [np.full(shape, value) for value in (0.0, 0.5, -0.5, 2.0, 20.0)]
+    for low, high in ((LEAST, MOST), (1.5, 20.0)):
+        ramp = np.linspace(low, high, predictions.size).reshape(shape)
+        tried += [ramp, -ramp]
+    if labels.shape == shape and labels.dtype.kind in "fiu":
+        tried += [labels, labels + 1.0, labels * 5.0]
+    losses = (loss_with(evidence, labels, one.astype(predictions.dtype)) for one in tried)
+    return len(tried) if all(map(_is_bad, losses)) else 0
+
+
+def may_need_positive(evidence: Evidence) -> bool:
+    """Returns False if a loss is also bad for the absolute values of its predictions."""
+    given = labels_and_predictions(evidence)
+    if given is None or given[1].dtype.kind != "f":
+        return True
+    positive = np.maximum(np.abs(given[1]), given[1].dtype.type(SMALL))
+    return not _is_bad(loss_with(evidence, given[0], positive))
+
+
+def scaled_down(evidence: Evidence) -> float:
+    """Returns the largest prediction if smaller ones give a finite loss; otherwise 0.
+
+    The smaller ones are the predictions times a number, and are at most 1/2. The largest must be
+    above 10.
+    """
+    given = labels_and_predictions(evidence)
+    if given is None or not given[1].size or given[1].dtype.kind != "f":
+        return 0.0
+    labels, predictions = given
+    largest = float(np.abs(predictions).max())
+    if largest <= 10 or not _is_bad(loss_with(evidence, labels, predictions)):
+        return 0.0
+    smaller = (predictions * (0.5 / largest)).astype(predictions.dtype)
+    return largest if _is_finite(loss_with(evidence, labels, smaller)) else 0.0
 
 
 def _of_sums(zeros: np.ndarray) -> np.ndarray:

@@ -26,9 +26,11 @@ from tfwd.numerics.causes.losses_by_output import keras_name
 from tfwd.numerics.causes.losses_of_other_numbers import (
     equal_numbers,
     equal_text,
-    is_bad_for_other_predictions,
     is_finite_for_small_labels,
     labels_of_zero,
+    may_need_positive,
+    number_of_bad_predictions,
+    scaled_down,
 )
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
 from tfwd.numerics.tensor_measurements import Measurement, rows_text
@@ -128,6 +130,11 @@ def _explanation(loss: _Loss) -> _Findings:
     ):
         if text:
             return _Findings([text], [*advice, *more], by="numbers")
+    if largest := scaled_down(evidence):
+        sign = f"the predictions reach {largest:.3g}, and it is finite if they are scaled down"
+        where = f"its non-finite values are in {rows_text(bad)}; " * bool(bad.any())
+        clip = "clip the argument of an exponential or a power, or scale the predictions down"
+        return _Findings([where + sign], [*advice, clip], by="numbers")
     if bad.any() and (exactly := reasons(evidence, bad)):
         where = f"its non-finite values are in {rows_text(bad)}"
         sign = f"{where}, and only there {' and '.join(exactly)}"
@@ -141,10 +148,12 @@ def _check_inputs(loss: _Loss, found: _Findings) -> None:
     bad, does = loss.bad, "es" * loss.is_own
     if bad.any() and not bad.all():
         found.signs.append(f"its non-finite values are only in {rows_text(bad)}")
-    if not loss.labels_are_too_large and is_bad_for_other_predictions(loss.evidence):
+    tried = 0 if loss.labels_are_too_large else number_of_bad_predictions(loss.evidence)
+    if tried:
         found.by = "labels"
         found.signs.append(
-            f"other predictions from -20 to 20 give no finite loss either{_range_of_labels(loss)}"
+            f"none of {tried} other predictions that were tried gives a finite loss"
+            f"{_range_of_labels(loss)}"
         )
         found.advice.append(
             "look at what the loss computes of the labels: a mean over no elements, such as a "
@@ -168,7 +177,7 @@ def _check_inputs(loss: _Loss, found: _Findings) -> None:
                 "clip the argument of a logarithm (tf.clip_by_value(p, 1e-7, 1 - 1e-7))"
             )
         elif low < 0 and loss.is_nan and not (loss.squares or loss.is_logits):
-            if loss.labels_are_too_large:
+            if loss.labels_are_too_large or not may_need_positive(loss.evidence):
                 continue
             found.signs.append(
                 f"{what} go{does} down to {low:.3g}, and a logarithm, a root or a fractional power "

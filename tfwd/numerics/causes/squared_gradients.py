@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import keras
 import tensorflow as tf
 
 from tfwd.numerics.bad_step_report import Cause
-from tfwd.numerics.causes.accumulated_gradients import overflowing_sum
+from tfwd.numerics.causes.accumulated_gradients import mean_gradients, overflowing_sum
 from tfwd.numerics.causes.evidence import Evidence
 from tfwd.numerics.causes.gradient_clipping import clipping
 from tfwd.numerics.causes.large_inputs import large_inputs
@@ -50,12 +51,17 @@ def overflowing_squares(evidence: Evidence) -> str:
     if overflowing_sum(evidence):
         return ""
     limit = float(tf.as_dtype(first.frame.dtype).max)
-    largest = max(gradients, key=lambda one: one.detail.summary.abs_max)
-    size = largest.detail.summary.abs_max
+    means = mean_gradients(evidence) if isinstance(evidence.model, keras.Model) else {}
+    sizes = {one.frame.name: one.detail.summary.abs_max for one in gradients}
+    sizes |= {name: mean.size for name, mean in means.items()}
+    name = max(sizes, key=lambda name: sizes[name])
+    size = sizes[name]
     rates = [one.detail.high for one in evidence.of("learning rate")]
     if not is_global and any(rate * size > limit for rate in rates):
         return ""
-    text = f"The largest gradient is {size:.3g}, of '{largest.frame.name}'."
+    text = f"The largest gradient is {size:.3g}, of '{name}'."
+    if name in means:
+        text = means[name].text
     number = f"{limit:.3g}, the largest {first.frame.dtype}"
     use = "The optimizer adds the squares of all gradients for global_clipnorm."
     if not is_global:
@@ -64,8 +70,7 @@ def overflowing_squares(evidence: Evidence) -> str:
         is_stored = first.detail.summary.positive_inf > 0 or _divides_by_squares(evidence)
         return f"{text} Its square exceeds {number}. {use}" if is_global or is_stored else ""
     # The norm is not measured: this is the largest sum that the gradients can have.
-    summaries = [one.detail.summary for one in gradients]
-    bound = sum(one.size * one.abs_max * one.abs_max for one in summaries)
+    bound = sum(one.detail.summary.size * sizes[one.frame.name] ** 2 for one in gradients)
     if is_global and bound > limit:
         return f"{text} {use} Their sum may exceed {number}."
     return ""

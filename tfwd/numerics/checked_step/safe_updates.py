@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfwd import _keras
-from tfwd._keras import update_interception
+from tfwd._keras import update_interception, wrapped_optimizers
 from tfwd.numerics.leaf_optimizers import SAFE
 
 SMALLEST_EPSILON = 1e-12
@@ -28,6 +28,7 @@ def is_safe(leaf: Any) -> bool:
         and type(leaf).__name__ in SAFE
         and update_interception.assigns_by_methods(leaf)
         and not update_interception.may_divide_by_zero(leaf)
+        and not wrapped_optimizers.accumulates(leaf)  # it also updates with earlier gradients
         and isinstance(epsilon, (int, float))
         and epsilon >= SMALLEST_EPSILON
         and not getattr(leaf, "centered", False)
