@@ -65,6 +65,10 @@ def twice(image, other):
     return [unknown(image), layers.Flatten()(norm("m")(both)), other]
 
 
+def both_unknown(image, other):
+    return [unknown(image), layers.Flatten()(norm("m")(image)), other]
+
+
 def features(parts, order):
     """Returns PyTorch's joined features."""
     own, known = flat(normalized(IMAGE), order), flat(pointwise(IMAGE), FIRST)
@@ -94,7 +98,7 @@ def test_the_order_of_one_part(parts, order, tmp_path):
     expected = features(parts, order)
     w = RNG.normal(size=(3, expected.shape[1]))
     model, folder = head(parts), files(tmp_path, parts, w)
-    with pytest.raises(PlanError, match=r"joins these 24 features.*flattened=\(4, 2, 3\)"):
+    with pytest.raises(PlanError, match=r"of 24 features.*flattened=\(4, 2, 3\)"):
         load(model, folder, mapping=mapping(parts, "f"))
     load(model, folder, mapping=mapping(parts, Key("f", flattened=order)))
     np.testing.assert_allclose(model([IMAGE, OTHER]), expected @ w.T, rtol=1e-4, atol=1e-4)
@@ -144,16 +148,36 @@ def test_shapes_that_do_not_fit(tmp_path):
             load(head(with_other), folder, mapping={"f": Key("f", flattened=shape)})
 
 
-def test_parts_of_two_sizes(tmp_path):
-    """One shape cannot give the order of both parts."""
-    both = np.concatenate([IMAGE, IMAGE], 2)
+@pytest.mark.parametrize("parts", [twice, both_unknown])
+def test_several_unknown_parts(parts, tmp_path):
+    """One shape cannot give the order of both parts, also if their sizes are equal."""
+    both = np.concatenate([IMAGE, IMAGE], 2) if parts is twice else IMAGE
     expected = [normalized(each).reshape(2, -1) for each in (IMAGE, both)]
     expected = np.concatenate([*expected, OTHER], 1)
-    w = RNG.normal(size=(3, 77))
+    w = RNG.normal(size=(3, expected.shape[1]))
     folder = files(tmp_path, with_other, w)
+    with pytest.raises(PlanError, match=r"several parts.*flattened=\(\)\) if PyTorch has all"):
+        load(head(parts), folder, mapping={"f": "f"})
     for shape in ((4, 2, 3), (4, 2, 6)):
-        with pytest.raises(PlanError, match="is joined with others: give the shape of this part"):
-            load(head(twice), folder, mapping={"f": Key("f", flattened=shape)})
-    model = head(twice)
+        with pytest.raises(PlanError, match="does not show which of the joined parts of 24 and"):
+            load(head(parts), folder, mapping={"f": Key("f", flattened=shape)})
+    model = head(parts)
     load(model, folder, mapping={"f": Key("f", flattened=())})
     np.testing.assert_allclose(model([IMAGE, OTHER]), expected @ w.T, rtol=1e-4, atol=1e-4)
+    stored = saved(tmp_path, {"f.weight": w.T})
+    load(model, stored, mapping={"f": Key("f", transposed=False, flattened=())})
+    np.testing.assert_allclose(model([IMAGE, OTHER]), expected @ w.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_part_with_axes_of_equal_sizes(tmp_path):
+    """The advice must not name a shape that shows no order."""
+    image, other = keras.Input((2, 3, 3)), keras.Input((5,))
+    flat_image = layers.Reshape((2, 9))(norm()(image))
+    rows = layers.GlobalMaxPooling1D()(flat_image)
+    joined = layers.Concatenate()([rows, other])
+    model = keras.Model([image, other], layers.Dense(3, use_bias=False, name="f")(joined))
+    folder = saved(tmp_path, {"f.weight": RNG.normal(size=(3, 14))})
+    with pytest.raises(PlanError) as caught:
+        load(model, folder, mapping={"f": "f"})
+    assert "flattened=(3, 3)" not in str(caught.value)
+    assert "flattened=()" in str(caught.value)

@@ -102,6 +102,13 @@ def _order_of_parts(
         shown: Order that the model shows.
         parts: The joined parts.
     """
+    unknown = [part.size for part in parts if isinstance(part.order, UnknownFeatureOrder)]
+    if shape and len(unknown) > 1:
+        return GivenOrder(
+            shown,
+            f"does not show which of the joined parts of {' and '.join(map(str, unknown))} "
+            "features it is for",
+        )
     found: list[tuple[int, FlattenedAxes | None]] = []
     for size, order, in_keras in parts:
         if not isinstance(order, UnknownFeatureOrder):

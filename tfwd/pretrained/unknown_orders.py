@@ -16,7 +16,6 @@ from tfwd.pretrained.flatten_order.orders import (
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
-    JoinedPart,
     UnknownFeatureOrder,
 )
 from tfwd.pretrained.given_orders import OPTIONS, given_order
@@ -159,22 +158,26 @@ def _advice(
             "outputs; give () if PyTorch has the same order"
         )
     side = next(iter(unknown))
-    if len(unknown) == 1 and (part := _only_part(of_model.parts.get(side, ()))):
-        channels_first, option = (part.shape[-1], *part.shape[:-1]), OPTIONS[side]
+    parts = [
+        part for part in of_model.parts.get(side, ()) if isinstance(part.order, UnknownFeatureOrder)
+    ]
+    if len(unknown) == 1 and len(parts) > 1:
+        sizes = " and ".join(str(part.size) for part in parts)
         return (
-            f"{start}. The model joins these {part.size} features with others: map to "
-            f"Key({key.name!r}, {option}=()) if PyTorch has axes of {part.shape} there, as Keras "
-            f"has; or to Key(..., {option}={channels_first}) if it has axes of {channels_first}. "
+            f"{start}. The model joins several parts of unknown order here, of {sizes} features: "
+            f"map to Key({key.name!r}, {same}) if PyTorch has all of them in Keras's order. "
             f"Otherwise {in_keras_order(target, key, of_model)}"
         )
-    if len(unknown) == 1 and (sizes := of_model.sizes.get(side)):
-        channels_first, option = (sizes[-1], *sizes[:-1]), OPTIONS[side]
+    shape = parts[0].shape if parts else of_model.sizes.get(side, ())
+    if len(unknown) == 1 and len(shape) > 1:
+        channels_first, option = (shape[-1], *shape[:-1]), OPTIONS[side]
+        here = f"in this part of {parts[0].size} features" if parts else "here"
         if given_order(channels_first, side, of_model).problem:  # such as a cube
-            when = f"the axes of {sizes} in Keras's order here, and not the channels first"
+            when = f"the axes of {shape} in Keras's order {here}, and not the channels first"
         else:
             when = (
-                f"axes of {sizes} here, as Keras has; or to Key(..., {option}={channels_first}) if "
-                f"it has axes of {channels_first}"
+                f"axes of {shape} {here}, as Keras has; or to Key(..., {option}={channels_first}) "
+                f"if it has axes of {channels_first}"
             )
         return (
             f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has {when}. Otherwise "
@@ -192,12 +195,6 @@ def _advice(
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
         f" if PyTorch has the same order. Otherwise {in_keras_order(target, key, of_model)}"
     )
-
-
-def _only_part(parts: Sequence[JoinedPart]) -> JoinedPart | None:
-    """Returns the only part whose order is unknown, if the model shows its axes; else None."""
-    unknown = [part for part in parts if isinstance(part.order, UnknownFeatureOrder)]
-    return unknown[0] if len(unknown) == 1 and len(unknown[0].shape) > 1 else None
 
 
 def in_keras_order(target: Target, key: Key, of_model: LayerOrders, gates: str = "") -> str:
