@@ -17,7 +17,14 @@ from tfwd.pretrained.flatten_order.pieces import (
 )
 from tfwd.pretrained.flatten_order.reshapes import reshaped
 from tfwd.pretrained.flatten_order.stacks import merged_stack
-from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, appended, made, permuted, selected
+from tfwd.pretrained.flatten_order.tensor_axes import (
+    TensorAxes,
+    appended,
+    like,
+    made,
+    permuted,
+    selected,
+)
 
 # Operations that choose entries at some positions of an axis.
 _SLICES = ("StridedSlice", "Slice", "Split", "SplitV")
@@ -113,9 +120,12 @@ def _with_sizes(
         others = {**channels_of_piece(tensor, chosen, call.batch, call.operation.name), **others}
     grown = [n for n in others if tensor.axes[n] is None and others[n] is not None]
     if grown:  # a repeated axis of size 1
-        others |= {n: Axis(shape[numbers.index(n)], is_repetition=True) for n in grown}
+        last = len(tensor.axes) - 1  # of features, which PyTorch may have before the positions
+        others |= {n: Axis(shape[numbers.index(n)], is_repetition=n < last) for n in grown}
         axes = [None if n is None else others.get(n, tensor.axes[n]) for n in numbers]
-        return made(axes, f"'{call.name}' repeats features at several positions")
+        reason = f"'{call.name}' repeats features at several positions"
+        is_of_image = len(axes) > 3 and tensor.has_batch(call.batch)
+        return like(tensor, axes, reason, is_contradictory=is_of_image)
     return selected(tensor, numbers, others)
 
 

@@ -120,7 +120,7 @@ class MergedAxis(MadeAxis):
                     "sequence, before or after it flattens it"
                 )
             return order
-        are_two = self._has_parts_only() and len(self._several()) < 3  # more may be an image
+        are_two = self._has_parts_only() and len(self.sources) < 3  # more may be an image
         if are_two and not any(map(known.of, self._all_wholes())):
             return None
         if not self.layout.are_neighbours(self.places):
