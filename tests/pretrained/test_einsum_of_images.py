@@ -56,13 +56,13 @@ def test_an_einsum_flattens_channels_over_time(tmp_path):
     ("equation", "before", "message"),
     [
         ("bhwc,wco->bho", convolution, r"'f' sums over several axes of an image of \(4, 3, 4\)"),
-        ("bhwc,hwco->bo", layers.ReLU, r"the model does not show what the axes of \(4, 3, 4\)"),
+        ("bhwc,hwco->bo", layers.ReLU, r"the model does not show what the axes of \(4, 3, 5\)"),
     ],
 )
 def test_the_order_of_the_summed_axes_is_unknown(equation, before, message, tmp_path):
-    shape = (5, 4, 3) if before is convolution else (4, 3, 4)
-    size = 12 if before is convolution else 48
-    model = sequential(keras.Input(shape), before(), einsum(equation, 6 if size == 48 else (4, 6)))
+    shape = (5, 4, 3) if before is convolution else (4, 3, 5)
+    size = 12 if before is convolution else 60
+    model = sequential(keras.Input(shape), before(), einsum(equation, 6 if size == 60 else (4, 6)))
     weight, bias = RNG.normal(size=(6, size)), RNG.normal(size=6)
     saved(tmp_path, KERNEL, {"f.weight": weight, "f.bias": bias})
     mapping = {"c": "c"} if before is convolution else {}
@@ -78,8 +78,8 @@ def test_the_order_of_the_summed_axes_is_unknown(equation, before, message, tmp_
         rows = convolved(X).transpose(0, 2, 1, 3).reshape(2, 4, 12)
         np.testing.assert_allclose(model(X), rows @ weight.T + bias, rtol=1e-4, atol=1e-4)
         return
-    x = RNG.uniform(size=(2, 4, 3, 4))
-    for shape, image in (((4, 4, 3), np.moveaxis(x, -1, 1)), ((), x)):
+    x = RNG.uniform(size=(2, 4, 3, 5))
+    for shape, image in (((5, 4, 3), np.moveaxis(x, -1, 1)), ((), x)):
         key = Key("f", flattened=shape)
         load(model, tmp_path, mapping={"f": key}, ignore=ignore)
         expected = image.reshape(2, -1) @ weight.T + bias

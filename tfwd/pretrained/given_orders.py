@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tfwd.pretrained.axis_permutations import orders_of_axes
 from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
+    IS_PART,
+    MAY_BE_EXCHANGED,
+    MAY_PERMUTE,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -21,6 +23,9 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 
 OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
+
+
+IN_FILE = "no shape can give the order of the parts"
 
 
 class GivenOrder(NamedTuple):
@@ -38,8 +43,8 @@ class GivenOrder(NamedTuple):
 def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     """Returns the order that a shape of PyTorch gives.
 
-    If the model shows the axes in Keras, PyTorch has these axes in the same order, or the last of
-    these axes first. The shape shows which order PyTorch has. If the model does not show the axes,
+    If the model shows the axes in Keras, the shape shows which order PyTorch has of these axes; see
+    `orders_of_axes`. If the model does not show the axes,
     the shape describes an image with the channels first. If the model joins several tensors, the
     shape counts for those whose order the model does not show.
 
@@ -56,6 +61,16 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
         return GivenOrder(None)
     if isinstance(shown, JoinedFeatures):
         return GivenOrder(shown, "is wrong, because several tensors are joined here: omit it")
+    same = f"{OPTIONS[side]}=()"
+    if isinstance(shown, UnknownFeatureOrder):
+        if side in of_model.joined:
+            return GivenOrder(
+                shown, f"is one shape, but several tensors are joined here: {IN_FILE}"
+            )
+        if shown.reason == IS_PART:
+            return GivenOrder(
+                shown, f"is one image, but only parts of the outputs become images: {IN_FILE}"
+            )
     channels_first = flattened_image(shape)
     if isinstance(shown, FlattenedAxes):
         if math.prod(kept) != math.prod(shown.shape) or shown.torch_shape == kept:
@@ -66,29 +81,30 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
         return GivenOrder(shown, f"{expected}: give this shape, or omit it")
     if not in_keras or math.prod(kept) != math.prod(in_keras):
         return GivenOrder(channels_first)
-    same = f"{OPTIONS[side]}=()"
     if len(kept) == 1 < len(in_keras):
         return GivenOrder(
             shown, f"has one axis, which shows no order: give {same} if it is Keras's"
         )
-    is_same = _divide_alike(kept, in_keras)
-    is_first = channels_first is not None and _divide_alike_by_channels(
-        channels_first.shape, in_keras
-    )
-    if is_same and is_first:
+    found = orders_of_axes(in_keras, kept, _may_be_exchanged(shown))
+    if len(found) == 1:
+        return GivenOrder(found.pop())
+    if found:
         return GivenOrder(
             shown,
-            f"does not show whether PyTorch has the axes {in_keras} in Keras's order or the "
-            f"channels first, because sizes are equal: give {same} if it has Keras's order",
+            f"does not show which order PyTorch has of the axes {in_keras}, because sizes are "
+            f"equal: give {same} if it has Keras's order",
         )
-    if is_same:
-        return GivenOrder(None)
-    if is_first:
-        return GivenOrder(channels_first)
     return GivenOrder(
         shown,
         f"has other axes than {in_keras}, which Keras has here: give {same} if PyTorch has the "
         "same order",
+    )
+
+
+def _may_be_exchanged(order: FeatureOrder) -> bool:
+    """Returns True if PyTorch may have height and width in the other order."""
+    return isinstance(order, UnknownFeatureOrder) and (
+        order.reason.startswith(MAY_PERMUTE) or order.reason.endswith(MAY_BE_EXCHANGED)
     )
 
 
@@ -222,15 +238,3 @@ def _other_style(one: Features, other: Features) -> list[str]:
         f"Key({one.key!r}, transposed=True) if the file has PyTorch's order here too; otherwise "
         f"map to Key(..., transposed=False, {one.option}=())"
     ]
-
-
-def _divide_alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Returns True if two shapes are the same axes in one order, merged in one of them or not."""
-    first = set(itertools.accumulate(one, operator.mul))
-    second = set(itertools.accumulate(other, operator.mul))
-    return first <= second or second <= first
-
-
-def _divide_alike_by_channels(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Returns True if two shapes with the channels last have the same channels and positions."""
-    return one[-1] == other[-1] and _divide_alike(one[:-1], other[:-1])

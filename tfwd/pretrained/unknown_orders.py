@@ -13,6 +13,7 @@ from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESE
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     CHANGES_FEATURES,
+    IS_PART,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -158,6 +159,11 @@ def _advice(
             "outputs; give () if PyTorch has the same order"
         )
     side = next(iter(unknown))
+    if len(unknown) == 1 and (first.reason == IS_PART or side in of_model.joined):
+        return (
+            f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the same order. Otherwise "
+            f"{in_keras_order(target, key, of_model)}"
+        )
     parts = [
         part for part in of_model.parts.get(side, ()) if isinstance(part.order, UnknownFeatureOrder)
     ]

@@ -12,7 +12,7 @@ from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import Place
 from tfwd.pretrained.flatten_order.made_axes import DependentAxis, dependent_axis
-from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
+from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES, MAY_BE_EXCHANGED
 from tfwd.pretrained.flatten_order.pieces import CroppedAxis
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like, made, with_unknown_axes
 
@@ -32,7 +32,7 @@ def convolution(call: Call) -> list[TensorAxes]:
     is_depthwise = isinstance(layer, groups.DEPTHWISE_LAYERS)
     flattened = f"'{call.name}' has flattened features as inputs"
     call.recorder.record_plain([layer], "inputs", [tensor.axes[channels]], flattened)
-    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch may have exchanged"
+    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} {MAY_BE_EXCHANGED}"
     if math.prod(layer.kernel_size) > 1:
         steps = [tensor.axes[n] for n in positions]
         call.recorder.record_plain([layer], "inputs", steps, exchanged)
@@ -57,7 +57,7 @@ def recurrent_convolution(call: Call) -> list[TensorAxes]:
     order = _image_order(layer, rank)
     reason = f"'{call.name}' takes a sequence of images with the channels first"
     tensor.layout.restrict([_needed(tensor, order)], reason)
-    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} that PyTorch may have exchanged"
+    exchanged = f"'{call.name}' is on axes of {tensor.sizes[1:]} {MAY_BE_EXCHANGED}"
     inside = _keras.layers.all_layers(layer)
     call.recorder.record_plain(inside, "inputs", tensor.entries, exchanged)
     call.recorder.record_layout(inside, tensor.layout, tensor.places[1:-1], exchanged)

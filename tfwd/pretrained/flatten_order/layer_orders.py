@@ -41,6 +41,7 @@ class LayerOrders:
         outputs: Order of the last axis of the outputs. None if PyTorch has the same.
         sizes: dict from a side to the sizes of the axes that Keras flattens before the layer, or
             makes of the outputs after it. Without sizes of 1, and only if they are known.
+        joined: set of the sides on which calls have several features, some of several tensors.
         parts: dict from a side to the parts that a layer joins before it, if the order of a part is
             unknown.
         axes: dict from a side to a number. Equal numbers are the same features. Only if the layer
@@ -50,6 +51,7 @@ class LayerOrders:
     inputs: FeatureOrder = None
     outputs: FeatureOrder = None
     sizes: dict[Side, Shape] = dataclasses.field(default_factory=dict, compare=False)
+    joined: set[Side] = dataclasses.field(default_factory=set, compare=False)
     parts: dict[Side, tuple[JoinedPart, ...]] = dataclasses.field(
         default_factory=dict, compare=False
     )
@@ -213,6 +215,8 @@ class OrderRecorder:
             }
             if len(sizes) == 1:
                 orders.sizes[side] = sizes.pop()
+            if len(axes) > 1 and any(isinstance(axis, JoinedAxis) for axis in axes):
+                orders.joined.add(side)
             if len(axes) == 1 and (number, side) not in of_several - recorded:
                 axis = axes.pop()
                 orders.axes[side] = id(axis)

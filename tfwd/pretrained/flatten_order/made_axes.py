@@ -9,6 +9,7 @@ from tfwd.pretrained.flatten_order.axes import Axis, Orders, joined_sizes, order
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
 from tfwd.pretrained.flatten_order.orders import (
     CHANGES_FEATURES,
+    IS_PART,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -60,7 +61,7 @@ class MadeAxis(Axis):
         order = self.required(known)
         unmarked = [source for source in self.sources if source.find().doubt is None]
         for source in unmarked if order is not None else ():
-            reason = getattr(order, "reason", "a part of its outputs becomes an image")
+            reason = getattr(order, "reason", IS_PART)
             source.find().doubts(reason, of_sources=True)
         return bool(unmarked) and order is not None
 

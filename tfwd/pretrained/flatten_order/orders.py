@@ -12,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 Shape = tuple[int, ...]
-CHANGES_FEATURES = "changes flattened features"  # end of a reason, after the operation's name
+# Parts of reasons.
+CHANGES_FEATURES = "changes flattened features"  # after the operation's name
+MAY_PERMUTE = "the model does not show whether PyTorch's model permutes like"
+MAY_BE_EXCHANGED = "that PyTorch may have exchanged"
+IS_PART = "a part of its outputs becomes an image"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
+from tfwd.pretrained.flatten_order.orders import MAY_PERMUTE
 
 # Sizes of all axes of a tensor, with the batch.
 Sizes = tuple[int | None, ...]
@@ -212,7 +213,7 @@ def permuted(tensor: TensorAxes, order: Sequence[int], name: str) -> TensorAxes:
         tensor.layout.restrict({natural}, f"'{name}' moves the axis of the examples")
     if tensor.is_as_in_keras() and keeps_last:
         return in_order(axes)
-    reason = f"the model does not show whether PyTorch's model permutes like '{name}'"
+    reason = f"{MAY_PERMUTE} '{name}'"
     if order[0] != 0:
         reason = f"'{name}' moves the axis of the examples"
     is_image = tensor.layout.known is not None and not tensor.is_as_in_keras()

@@ -1,0 +1,118 @@
+"""Shapes in a mapping that fit one order of axes in PyTorch, several orders, or none.
+
+The oracle is the formula of PyTorch's model in NumPy.
+"""
+
+import keras
+import numpy as np
+import pytest
+from flattened_images import saved
+from pointwise_convolution import CONV, conv, pointwise
+
+from tfwd.pretrained import Key, PlanError, load
+
+RNG = np.random.default_rng(4)
+layers = keras.layers
+
+
+def norm():
+    return layers.LayerNormalization(center=False, scale=False, name="n")
+
+
+def normalized(x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
+
+
+def head(*parts):
+    """Returns a model with a `Dense` layer behind `Flatten`."""
+    dense = layers.Dense(3, use_bias=False, name="f")
+    return keras.Sequential([*parts, layers.Flatten(), dense])
+
+
+def check(model, folder, shape, x, features, stored=(), **names):
+    """Loads a kernel with a shape, and compares the outputs with those of PyTorch's features."""
+    w = RNG.normal(size=(3, features[0].size))
+    saved(folder, *stored, {"f.weight": w})
+    load(model, folder, mapping={"f": Key("f", flattened=shape), **names})
+    expected = features.reshape(len(x), -1) @ w.T
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frames", [2, 4])
+def test_frames_of_a_video(frames, tmp_path):
+    """PyTorch has `[time, channels, height, width]`. The number of frames may be that of channels."""
+    x = RNG.normal(size=(2, frames, 3, 5, 4)).astype("float32")
+    model = head(keras.Input(x.shape[1:]), norm())
+    video = normalized(x).transpose(0, 1, 4, 2, 3)
+    if frames == 2:
+        check(model, tmp_path, (2, 4, 3, 5), x, video)
+        check(model, tmp_path, (4, 2, 3, 5), x, video.swapaxes(1, 2))
+        check(model, tmp_path, (), x, normalized(x))
+        return
+    saved(tmp_path, {"f.weight": RNG.normal(size=(3, 240))})
+    with pytest.raises(PlanError) as caught:
+        load(model, tmp_path, mapping={"f": "f"})
+    assert "(4, 4, 3, 5)" not in str(caught.value)
+    with pytest.raises(PlanError, match="because sizes are equal"):
+        load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 4, 3, 5))})
+    check(model, tmp_path, (), x, normalized(x))
+
+
+@pytest.mark.parametrize("width", [5, 3])
+def test_height_and_width_that_keras_exchanges(width, tmp_path):
+    """Keras has the columns first. PyTorch's model may have the columns first, or the rows."""
+    x = RNG.normal(size=(2, 3, width, 4)).astype("float32")
+    model = head(keras.Input(x.shape[1:]), conv(), layers.Permute((2, 1, 3)))
+    rows = pointwise(x).transpose(0, 3, 1, 2)
+    if width == 5:
+        check(model, tmp_path, (4, 3, 5), x, rows, [CONV], c="c")
+        check(model, tmp_path, (4, 5, 3), x, rows.swapaxes(2, 3), [CONV], c="c")
+        return
+    saved(tmp_path, CONV, {"f.weight": RNG.normal(size=(3, 36))})
+    with pytest.raises(PlanError, match="because sizes are equal"):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(4, 3, 3))})
+
+
+@pytest.mark.parametrize("sizes", [(4, 5, 2, 3), (2, 2, 2, 2)])
+def test_groups_of_channels(sizes, tmp_path):
+    """The channels are divided into groups. A shape with merged channels may fit two orders."""
+    x = RNG.normal(size=(2, *sizes)).astype("float32")
+    model = head(keras.Input(x.shape[1:]), norm())
+    first = normalized(x).transpose(0, 3, 4, 1, 2)
+    if sizes == (4, 5, 2, 3):
+        check(model, tmp_path, (6, 4, 5), x, first)
+        check(model, tmp_path, (2, 3, 4, 5), x, first)
+        return
+    saved(tmp_path, {"f.weight": RNG.normal(size=(3, 16))})
+    with pytest.raises(PlanError, match="because sizes are equal"):
+        load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 2, 2))})
+
+
+def test_outputs_that_become_two_images(tmp_path):
+    """PyTorch divides the channels of one image. Keras divides the features first."""
+    vector = keras.Input((5,))
+    y = layers.Dense(48, use_bias=False, name="f")(vector)
+    halves = [layers.Cropping1D(crop)(layers.Reshape((48, 1))(y)) for crop in ((0, 24), (24, 0))]
+    images = [layers.Reshape((2, 3, 4))(half) for half in halves]
+    model = keras.Model(vector, conv()(layers.Multiply()(images)))
+    w = RNG.normal(size=(48, 5))
+    saved(tmp_path, CONV, {"f.weight": w})
+    with pytest.raises(PlanError) as caught:
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    assert "height, width" not in str(caught.value)
+    for shape in ((8, 2, 3), (2, 4, 2, 3)):
+        with pytest.raises(PlanError, match="only parts of the outputs become images"):
+            load(model, tmp_path, mapping={"c": "c", "f": Key("f", unflattened=shape)})
+
+
+def test_a_layer_on_joined_and_other_features(tmp_path):
+    image, other = keras.Input((2, 3, 4)), keras.Input((48,))
+    joined = layers.Concatenate()([layers.Flatten()(conv()(image)), layers.Flatten()(image)])
+    dense = layers.Dense(3, use_bias=False, name="f")
+    model = keras.Model([image, other], layers.Add()([dense(joined), dense(other)]))
+    saved(tmp_path, CONV, {"f.weight": RNG.normal(size=(3, 48))})
+    with pytest.raises(PlanError) as caught:
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    assert "height, width" not in str(caught.value)
+    with pytest.raises(PlanError, match="is one shape, but several tensors are joined here"):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(8, 2, 3))})
