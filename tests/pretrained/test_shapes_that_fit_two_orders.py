@@ -40,7 +40,7 @@ def check(model, folder, shape, x, features, stored=(), **names):
 
 @pytest.mark.parametrize("frames", [2, 4])
 def test_frames_of_a_video(frames, tmp_path):
-    """PyTorch has `[time, channels, height, width]`. The number of frames may be that of channels."""
+    """PyTorch has `[time, channels, height, width]`. Frames may be as many as channels."""
     x = RNG.normal(size=(2, frames, 3, 5, 4)).astype("float32")
     model = head(keras.Input(x.shape[1:]), norm())
     video = normalized(x).transpose(0, 1, 4, 2, 3)
