@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from non_finite_reports import Times, dense, layers, names, own_output, report_of
-from stack_marks import quick_rows
+from stack_marks import needs_keras3, quick_rows
 
 optimizers = keras.optimizers
 SQUARE = "a gradient whose square overflows"
@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "Adam": lambda: optimizers.Adam(),
     "Adam with a small rate": lambda: optimizers.Adam(1e-30, epsilon=1.0),
     "RMSprop": lambda: optimizers.RMSprop(),
+    "centered RMSprop": lambda: optimizers.RMSprop(centered=True),
     "Ftrl": lambda: optimizers.Ftrl(),
     "Adafactor": lambda: optimizers.Adafactor(),
     "global_clipnorm": lambda: optimizers.SGD(global_clipnorm=1.0),
@@ -75,3 +76,23 @@ def test_a_gradient_that_grows_until_its_square_overflows():
         "If earlier steps made weights large, lower the learning rate."
     )
     assert "global_clipnorm" not in str(report)
+
+
+@needs_keras3("gradient_accumulation_steps")
+@pytest.mark.parametrize("name", ["Adam", "global_clipnorm"])
+def test_the_square_of_a_mean_of_several_steps(name):
+    """The gradient of the second of three steps is 3e20. Their mean is 1e20."""
+    options = {"global_clipnorm": 1.0} if name == "global_clipnorm" else {}
+    kind = optimizers.SGD if options else optimizers.Adam
+    optimizer = kind(1e-3, gradient_accumulation_steps=3, **options)
+    y = np.repeat([1.0, 3e20, 1.0], 8)[:, None].astype("float32")
+    x = np.ones((24, 6), "float32")
+    model = dense(kernel_initializer="zeros")
+    report = report_of(model, x, y, lambda y, p: y * p, optimizer)
+    assert (report.step, names(report)) == (3, [SQUARE])
+    (cause,) = report.causes
+    assert "gradient_accumulation_steps=3" in cause.evidence
+    assert (
+        "reaches 1 in this step, and the sum of the earlier steps reaches 3e+20" in cause.evidence
+    )
+    assert "clipvalue=1.0" in cause.advice

@@ -82,4 +82,7 @@ def _divides_by_squares(evidence: Evidence) -> bool:
     Adam and others store the infinite square, so the stored variable is the first bad one.
     """
     leaves = leaf_optimizers(evidence.model)
-    return any(type(leaf).__name__ in ("Ftrl", "Adafactor") for leaf in leaves)
+    return any(
+        type(leaf).__name__ in ("Ftrl", "Adafactor") or getattr(leaf, "centered", False)
+        for leaf in leaves
+    )

@@ -200,6 +200,8 @@ class ReplicaStep:
             is_moderate = tf.constant(True)
             for times in (1.0, *self._rates):
                 is_moderate &= largest_gradient * times < SQUARED_IS_FINITE
+            for rate in self._rates:  # its product with a weight decay
+                is_moderate &= rate < SQUARED_IS_FINITE
             good &= is_moderate | self._scaled_down  # the optimizer skips a step that scales down
         self._good = agreed(good)
         if _replicas() == 1 and not private_graph_apis.in_xla():
