@@ -36,15 +36,15 @@ REPEATS = {
 
 
 def patches(x):
-    """Returns the patches of 2 x 3 pixels, `[examples, patches, features]`, in Keras's order."""
-    x = layers.Reshape((2, 2, 2, 3, 3))(x)
-    return layers.Reshape((4, 18))(layers.Permute((1, 3, 2, 4, 5))(x))
+    """Returns the patches of 2 x 2 pixels, `[examples, patches, features]`, in Keras's order."""
+    x = layers.Reshape((2, 2, 3, 2, 3))(x)
+    return layers.Reshape((6, 12))(layers.Permute((1, 3, 2, 4, 5))(x))
 
 
 def in_torch():
     """Returns the patches in PyTorch's order: channels, rows and columns."""
-    color = np.repeat(X, 3, -1).transpose(0, 3, 1, 2).reshape(2, 3, 2, 2, 2, 3)
-    return color.transpose(0, 2, 4, 1, 3, 5).reshape(2, 4, 18)
+    color = np.repeat(X, 3, -1).transpose(0, 3, 1, 2).reshape(2, 3, 2, 2, 3, 2)
+    return color.transpose(0, 2, 4, 1, 3, 5).reshape(2, 6, 12)
 
 
 @pytest.mark.parametrize("how", REPEATS)
@@ -52,11 +52,11 @@ def test_patches_of_repeated_channels(how, tmp_path):
     image = keras.Input((4, 6, 1))
     dense = layers.Dense(5, use_bias=False, name="f")
     model = keras.Model(image, dense(patches(Repeated(how)(image))))
-    w = RNG.normal(size=(5, 18))
+    w = RNG.normal(size=(5, 12))
     folder = saved(tmp_path, {"f.weight": w})
     with pytest.raises(PlanError, match="'f/kernel'.*and PyTorch flattens channels first"):
         load(model, folder, mapping={"f": "f"})
-    load(model, folder, mapping={"f": Key("f", flattened=(3, 2, 3))})
+    load(model, folder, mapping={"f": Key("f", flattened=(3, 2, 2))})
     np.testing.assert_allclose(model(X), in_torch() @ w.T, rtol=1e-4, atol=1e-4)
 
 

@@ -6,6 +6,7 @@ The oracle is the formula of PyTorch's model in NumPy.
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from flattened_images import saved
 from pointwise_convolution import CONV, conv, pointwise
 
@@ -80,7 +81,8 @@ def test_groups_of_channels(sizes, tmp_path):
     model = head(keras.Input(x.shape[1:]), norm())
     first = normalized(x).transpose(0, 3, 4, 1, 2)
     if sizes == (4, 5, 2, 3):
-        check(model, tmp_path, (6, 4, 5), x, first)
+        with pytest.raises(PlanError, match="or axes are merged"):  # groups first, or channels
+            check(model, tmp_path, (6, 4, 5), x, first)
         check(model, tmp_path, (2, 3, 4, 5), x, first)
         return
     saved(tmp_path, {"f.weight": RNG.normal(size=(3, 16))})
@@ -116,3 +118,44 @@ def test_a_layer_on_joined_and_other_features(tmp_path):
     assert "height, width" not in str(caught.value)
     with pytest.raises(PlanError, match="is one shape, but several tensors are joined here"):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=(8, 2, 3))})
+
+
+@pytest.mark.parametrize("how", ["divides", "joins"])
+def test_channels_in_another_order(how, tmp_path):
+    """PyTorch's `pixel_shuffle` has other channels, which no shape shows."""
+    if how == "joins":
+        image = layers.Lambda(lambda t: tf.nn.space_to_depth(t, 2), output_shape=(2, 2, 16))
+        model = head(keras.Input((4, 4, 4)), conv(), image)
+        stored, option, shape = {"f.weight": RNG.normal(size=(3, 64))}, "flattened", (16, 2, 2)
+    else:
+        image = layers.Lambda(lambda t: tf.nn.depth_to_space(t, 2), output_shape=(4, 6, 4))
+        dense = layers.Dense(96, use_bias=False, name="f")
+        parts = [keras.Input((5,)), dense, layers.Reshape((2, 3, 16)), image, conv()]
+        model = keras.Sequential(parts)
+        stored, option, shape = {"f.weight": RNG.normal(size=(96, 5))}, "unflattened", (16, 2, 3)
+    saved(tmp_path, CONV, stored)
+    with pytest.raises(PlanError, match="has the channels in another order") as caught:
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    assert f"{option}=(1" not in str(caught.value)
+    with pytest.raises(PlanError, match="does not show the order inside the channels"):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", **{option: shape})})
+
+
+def test_rows_of_an_image_beside_a_recurrent_layer(tmp_path):
+    """The recurrent layer has the channels last, but PyTorch may flatten them first."""
+    x = RNG.normal(size=(2, 5, 3, 4)).astype("float32")
+    image = keras.Input((5, 3, 4))
+    rows = layers.Lambda(lambda t: tf.reduce_max(t, 1), output_shape=(3, 4))(image)
+    states = layers.SimpleRNN(3, use_bias=False, name="r")(rows)
+    outputs = layers.Dense(3, use_bias=False, name="f")(layers.Flatten()(rows))
+    model = keras.Model(image, layers.Add()([states, outputs]))
+    w, k = RNG.normal(size=(3, 12)), 0.1 * RNG.normal(size=(3, 4))
+    stored = {"f.weight": w, "r.weight_ih_l0": k, "r.weight_hh_l0": np.zeros((3, 3))}
+    names = {"r/.*/kernel": "r.weight_ih_l0", "r/.*/recurrent_kernel": "r.weight_hh_l0"}
+    saved(tmp_path, stored)
+    with pytest.raises(PlanError, match="'f/kernel': the model does not show what the axes of"):
+        load(model, tmp_path, mapping={"f": "f", **names})
+    load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 3)), **names})
+    largest = x.max(1)
+    expected = largest.transpose(0, 2, 1).reshape(2, 12) @ w.T + np.tanh(largest[:, -1] @ k.T)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

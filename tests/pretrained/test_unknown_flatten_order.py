@@ -114,7 +114,7 @@ def on_channels():
         (tokens, "'r' is a reshape between an image of (4, 3, 4) and (12, 4)"),
         (Subclassed, "flattens (4, 3, 4), maybe for this layer"),
         (with_block, "has convolutions inside, and may return an image"),
-        (rows_and_columns, "does not show whether PyTorch's model permutes like 'r'"),
+        (rows_and_columns, "does not show whether PyTorch's model exchanges positions like 'r'"),
         (permuted_sequence, "does not show whether PyTorch's model permutes like 'r'"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfwd import _keras
-from tfwd._graph.tentative_assignments import replica_parts
+from tfwd._graph.tentative_assignments import Tentative, replica_parts
 from tfwd._keras import losses as _keras_losses
 from tfwd._keras import training as _keras_training
 from tfwd.finite import all_finite, can_be_non_finite
@@ -110,9 +110,12 @@ class Diagnosis:
             " ".join(losses),
             is_first,
         )
-        evidence = _attributed(evidence)
+        with Tentative() as kept:  # a loss may have variables, which its calls change
+            evidence = _attributed(evidence)
+            causes = likely_causes(evidence)
+        assign_all(kept.before(all_known=True))
         replica = number if len(replicas) > 1 else None
-        return Report(step, evidence.found, likely_causes(evidence), replica, self._shown)
+        return Report(step, evidence.found, causes, replica, self._shown)
 
     def has_bad_indices(self, data: Any) -> bool:
         """Returns True if class labels, or numbers for an `Embedding`, are not finite.

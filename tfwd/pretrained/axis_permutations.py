@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.orders import FlattenedAxes, Shape, flattened_axes
+
+MOST_AXES = 6  # of which all permutations are tried
 
 
 def orders_of_axes(
@@ -14,54 +16,51 @@ def orders_of_axes(
 ) -> set[FlattenedAxes | None]:
     """Returns the orders that PyTorch may have of Keras's axes, if its tensor has some shape.
 
-    The likely orders are Keras's own order, the last axis first (an image), the last axis second (a
-    video, or the rows of an image), and the last two axes first (groups of channels). If height and
-    width of an image may be exchanged, the reverse order is likely too. Neighbouring axes may be
-    merged in the shape, but not if the last axis is second, or if height and width are exchanged.
+    PyTorch has the last axis anywhere between the others, or the last two axes first (groups of
+    channels). The other axes keep Keras's order, unless they may be exchanged. But if sizes are
+    equal, or if the shape merges neighbouring axes, other permutations may have this shape too. The
+    height and width of an image that are merged keep their order.
 
     Args:
         in_keras: Sizes of the axes in Keras's order, without sizes of 1.
-        in_torch: Sizes of the axes in PyTorch's order, without sizes of 1.
-        may_be_exchanged: bool. True if PyTorch may have exchanged height and width.
+        in_torch: Sizes of the axes in PyTorch's order, without sizes of 1. Some may be merged.
+        may_be_exchanged: bool. True if PyTorch may have exchanged axes such as height and width.
 
     Returns:
-        The distinct orders. None stands for Keras's order.
+        The distinct orders. None stands for Keras's order. Only one order is a proof.
     """
     rank = len(in_keras)
-    orders = [*_mergeable(rank)]
-    if len(in_torch) == rank:
-        orders += _unmerged(rank, may_be_exchanged)
-    wanted = _ends(in_torch)
-    return {
-        flattened_axes(in_keras, [order.index(axis) for axis in range(rank)])
-        for order in orders
-        if _divides([in_keras[axis] for axis in order], wanted)
+    if rank > MOST_AXES or len(in_torch) > rank:
+        return set()
+    is_merged_image = len(in_torch) < rank < 4
+    wanted = set(itertools.accumulate(in_torch, operator.mul))
+    fitting = [
+        order
+        for order in itertools.permutations(range(rank))
+        if wanted <= set(itertools.accumulate((in_keras[axis] for axis in order), operator.mul))
+        and (may_be_exchanged or _keeps_equal_axes(order, in_keras))
+        and not (is_merged_image and not _keeps_positions(order))
+    ]
+    found = {
+        flattened_axes(in_keras, [order.index(axis) for axis in range(rank)]) for order in fitting
     }
+    if len(found) > 1 or may_be_exchanged:
+        return found
+    groups = (rank - 2, rank - 1, *range(rank - 2))
+    is_usual = any(_keeps_positions(order) or order == groups for order in fitting)
+    return found if is_usual else set()
 
 
-def _mergeable(rank: int) -> Iterator[tuple[int, ...]]:
-    """Yields the numbers of Keras's axes in likely orders of PyTorch."""
-    axes = tuple(range(rank))
-    yield axes
-    yield (*axes[-1:], *axes[:-1])
-    if rank > 3:
-        yield (*axes[-2:], *axes[:-2])
+def _keeps_positions(order: Sequence[int]) -> bool:
+    """Returns True if all axes but the last keep their order."""
+    others = [axis for axis in order if axis != len(order) - 1]
+    return others == sorted(others)
 
 
-def _unmerged(rank: int, may_be_exchanged: bool) -> Iterator[tuple[int, ...]]:
-    """Yields likely orders in which the shape has each axis by itself."""
-    axes = tuple(range(rank))
-    if rank > 2:
-        yield (*axes[:1], *axes[-1:], *axes[1:-1])
-    if rank == 3 and may_be_exchanged:
-        yield axes[::-1]
-
-
-def _divides(sizes: Sequence[int], wanted: set[int]) -> bool:
-    """Returns True if axes have ends where a shape has, or the reverse."""
-    ends = _ends(sizes)
-    return wanted <= ends or ends <= wanted
-
-
-def _ends(sizes: Sequence[int]) -> set[int]:
-    return set(itertools.accumulate(sizes, operator.mul))
+def _keeps_equal_axes(order: Sequence[int], sizes: Shape) -> bool:
+    """Returns True if axes of equal sizes keep their order, without the last axis."""
+    others = [axis for axis in order if axis != len(order) - 1]
+    return all(
+        first < second or sizes[first] != sizes[second]
+        for first, second in itertools.combinations(others, 2)
+    )

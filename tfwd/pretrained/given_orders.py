@@ -11,8 +11,10 @@ from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     IS_PART,
+    MAKES_CHANNELS,
     MAY_BE_EXCHANGED,
-    MAY_PERMUTE,
+    MAY_EXCHANGE,
+    OTHER_CHANNELS,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -25,7 +27,7 @@ from tfwd.pretrained.flatten_order.orders import (
 OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
 
 
-IN_FILE = "no shape can give the order of the parts"
+NO_SHAPE = "no shape can give the order of the parts"
 
 
 class GivenOrder(NamedTuple):
@@ -44,9 +46,9 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     """Returns the order that a shape of PyTorch gives.
 
     If the model shows the axes in Keras, the shape shows which order PyTorch has of these axes; see
-    `orders_of_axes`. If the model does not show the axes,
-    the shape describes an image with the channels first. If the model joins several tensors, the
-    shape counts for those whose order the model does not show.
+    `orders_of_axes`. If the model does not show the axes, the shape describes an image with the
+    channels first. If the model joins several tensors, the shape counts for the one whose order the
+    model does not show.
 
     Args:
         shape: Shape in PyTorch. () if PyTorch has the same order.
@@ -65,14 +67,22 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     if isinstance(shown, UnknownFeatureOrder):
         if side in of_model.joined:
             return GivenOrder(
-                shown, f"is one shape, but several tensors are joined here: {IN_FILE}"
+                shown, f"is one shape, but several tensors are joined here: {NO_SHAPE}"
             )
         if shown.reason == IS_PART:
             return GivenOrder(
-                shown, f"is one image, but only parts of the outputs become images: {IN_FILE}"
+                shown, f"is one image, but only parts of the outputs become images: {NO_SHAPE}"
+            )
+        if shown.reason.endswith((OTHER_CHANNELS, MAKES_CHANNELS)):
+            return GivenOrder(
+                shown, "does not show the order inside the channels, which is another in PyTorch"
             )
     channels_first = flattened_image(shape)
     if isinstance(shown, FlattenedAxes):
+        if kept == shown.shape != shown.torch_shape:
+            return GivenOrder(
+                shown, f"has the axes in Keras's order: give {same} if PyTorch has this order"
+            )
         if math.prod(kept) != math.prod(shown.shape) or shown.torch_shape == kept:
             return GivenOrder(shown if shown.torch_shape == kept else channels_first)
         if channels_first is not None and same_order(channels_first, shown):
@@ -91,8 +101,9 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     if found:
         return GivenOrder(
             shown,
-            f"does not show which order PyTorch has of the axes {in_keras}, because sizes are "
-            f"equal: give {same} if it has Keras's order",
+            f"does not show which order PyTorch has of the axes {in_keras}, because sizes are equal"
+            f"{' or axes are merged' * (len(kept) < len(in_keras))}: give {same} if it has Keras's "
+            "order",
         )
     return GivenOrder(
         shown,
@@ -104,7 +115,7 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
 def _may_be_exchanged(order: FeatureOrder) -> bool:
     """Returns True if PyTorch may have height and width in the other order."""
     return isinstance(order, UnknownFeatureOrder) and (
-        order.reason.startswith(MAY_PERMUTE) or order.reason.endswith(MAY_BE_EXCHANGED)
+        order.reason.startswith(MAY_EXCHANGE) or order.reason.endswith(MAY_BE_EXCHANGED)
     )
 
 

@@ -14,6 +14,8 @@ from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
     CHANGES_FEATURES,
     IS_PART,
+    MAKES_CHANNELS,
+    OTHER_CHANNELS,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -159,7 +161,8 @@ def _advice(
             "outputs; give () if PyTorch has the same order"
         )
     side = next(iter(unknown))
-    if len(unknown) == 1 and (first.reason == IS_PART or side in of_model.joined):
+    no_shape = first.reason == IS_PART or first.reason.endswith((OTHER_CHANNELS, MAKES_CHANNELS))
+    if len(unknown) == 1 and (no_shape or side in of_model.joined):
         return (
             f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the same order. Otherwise "
             f"{in_keras_order(target, key, of_model)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.orders import MAKES_CHANNELS, OTHER_CHANNELS
 from tfwd.pretrained.flatten_order.tensor_axes import like, made
 
 
@@ -35,7 +36,7 @@ def image_operation(call: OperationCall) -> Results:
     for number, size in enumerate(shape):
         before = tensor.axes[number]
         if number == channels and is_convolution and "Depthwise" not in call.traced.kind:
-            doubt = None if call.owners else f"'{call.name}' makes the channels in Keras's order"
+            doubt = None if call.owners else f"'{call.name}' {MAKES_CHANNELS}"
             axes.append(None if size == 1 else Axis(size, doubt=doubt))
         elif number in (0, channels) and (1 if before is None else before.size) == size:
             axes.append(before)
@@ -72,7 +73,7 @@ def reordered_channels(call: OperationCall) -> Results:
     TensorFlow has the channels of a pixel's block as the last factor, PyTorch as the first one.
     """
     tensor = call.known[0]
-    reason = f"'{call.name}' has the channels in another order in PyTorch"
+    reason = f"'{call.name}' {OTHER_CHANNELS}"
     is_divided = call.traced.kind == "DepthToSpace"
     one = call.shapes[0][-1] if is_divided else tensor.sizes[-1]
     if is_divided and one != 1 and tensor.last is not None:

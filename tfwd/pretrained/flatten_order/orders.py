@@ -14,8 +14,10 @@ import numpy as np
 Shape = tuple[int, ...]
 # Parts of reasons.
 CHANGES_FEATURES = "changes flattened features"  # after the operation's name
-MAY_PERMUTE = "the model does not show whether PyTorch's model permutes like"
+MAY_EXCHANGE = "the model does not show whether PyTorch's model exchanges positions like"
 MAY_BE_EXCHANGED = "that PyTorch may have exchanged"
+OTHER_CHANNELS = "has the channels in another order in PyTorch"
+MAKES_CHANNELS = "makes the channels in Keras's order"
 IS_PART = "a part of its outputs becomes an image"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout, Place
-from tfwd.pretrained.flatten_order.orders import MAY_PERMUTE
+from tfwd.pretrained.flatten_order.orders import MAY_EXCHANGE
 
 # Sizes of all axes of a tensor, with the batch.
 Sizes = tuple[int | None, ...]
@@ -213,7 +213,9 @@ def permuted(tensor: TensorAxes, order: Sequence[int], name: str) -> TensorAxes:
         tensor.layout.restrict({natural}, f"'{name}' moves the axis of the examples")
     if tensor.is_as_in_keras() and keeps_last:
         return in_order(axes)
-    reason = f"{MAY_PERMUTE} '{name}'"
+    reason = f"the model does not show whether PyTorch's model permutes like '{name}'"
+    if len(order) in (4, 5) and order[0] == 0 and order[-1] == len(order) - 1:
+        reason = f"{MAY_EXCHANGE} '{name}'"
     if order[0] != 0:
         reason = f"'{name}' moves the axis of the examples"
     is_image = tensor.layout.known is not None and not tensor.is_as_in_keras()
@@ -242,6 +244,9 @@ def selected(
     places = [None if axis is None else place for axis, place in zip(axes, places, strict=True)]
     if {place for place in places if place} == set(tensor.used):
         return TensorAxes(tuple(axes), tuple(places), tensor.layout)
+    if tensor.is_image_of_caller() and len([place for place in places if place]) == 3:
+        # A layer on a row of an image does not show the order of the image.
+        return TensorAxes(tuple(axes), tuple(places), Layout(None, reason=tensor.layout.reason))
     return TensorAxes(tuple(axes), tuple(places), _projected(tensor.layout, places))
 
 
