@@ -119,4 +119,18 @@ DEFECTS = [
         "        return Layout.unchanged(shape)",
         ("tests/pretrained/test_joined_parts.py", "-k", "keras_order"),
     ),
+    Defect(
+        "a shape that fits two orders of axes has the first order",
+        "tfwd/pretrained/given_orders.py",
+        "    if len(found) == 1:",
+        "    if found:",
+        ("tests/pretrained/test_shapes_that_fit_two_orders.py",),
+    ),
+    Defect(
+        "a repeated channel shows no doubt about the order",
+        "tfwd/pretrained/flatten_order/axis_operations.py",
+        "is_repetition=n < last",
+        "is_repetition=True",
+        ("tests/pretrained/test_repeated_channels.py",),
+    ),
 ]

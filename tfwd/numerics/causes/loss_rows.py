@@ -37,14 +37,14 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
         if not bad.any() or bad.all() or is_bad(np.flatnonzero(~bad)):
             return bad
         # A mean over labels that are not masked is 0/0 for one masked label, but not beside others.
-        kept = [i for i in np.flatnonzero(bad) if is_bad(np.flatnonzero(~bad | _only(i, bad)))]
+        kept = [
+            i
+            for i in np.flatnonzero(bad)
+            if is_bad(np.flatnonzero(~bad | (np.arange(len(bad)) == i)))
+        ]
         return np.isin(np.arange(len(bad)), kept) if kept else bad
     except Exception:  # a custom loss may need more than one example
         return none
-
-
-def _only(row: int, rows: np.ndarray) -> np.ndarray:
-    return np.arange(len(rows)) == row
 
 
 def is_bad(evidence: Evidence) -> bool:
