@@ -90,6 +90,16 @@ def test_groups_of_channels(sizes, tmp_path):
         load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 2, 2))})
 
 
+def test_as_many_steps_as_groups(tmp_path):
+    """PyTorch may have the groups of channels before the channels, or the steps."""
+    x = RNG.normal(size=(2, 3, 3, 2)).astype("float32")
+    model = head(keras.Input(x.shape[1:]), norm())
+    saved(tmp_path, {"f.weight": RNG.normal(size=(3, 18))})
+    with pytest.raises(PlanError, match="because sizes are equal"):
+        load(model, tmp_path, mapping={"f": Key("f", flattened=(3, 2, 3))})
+    check(model, tmp_path, (2, 3, 3), x, normalized(x).transpose(0, 3, 1, 2))
+
+
 def test_outputs_that_become_two_images(tmp_path):
     """PyTorch divides the channels of one image. Keras divides the features first."""
     vector = keras.Input((5,))

@@ -58,9 +58,10 @@ def _keeps_positions(order: Sequence[int]) -> bool:
 
 
 def _keeps_equal_axes(order: Sequence[int], sizes: Shape) -> bool:
-    """Returns True if axes of equal sizes keep their order, without the last axis."""
-    others = [axis for axis in order if axis != len(order) - 1]
+    """Returns True if axes of equal sizes keep their order before the last axis, and behind it."""
+    position = order.index(len(order) - 1)
     return all(
         first < second or sizes[first] != sizes[second]
-        for first, second in itertools.combinations(others, 2)
+        for side in (order[:position], order[position + 1 :])
+        for first, second in itertools.combinations(side, 2)
     )
