@@ -103,7 +103,8 @@ def test_labels_whose_loss_is_finite_in_other_rows(labels):
     x, y = inputs_with_a_large_row(3), labels()
     (cause,) = report_of(dense(units=5, activation="sigmoid"), x, y, log_loss).causes
     assert cause.name == "the loss function"
-    assert "in row 3 of the batch" in cause.evidence
+    assert "its non-finite values are only in row 3 of the batch" in cause.evidence
+    assert "the predictions reach 0 and 1 exactly" in cause.evidence
     for word in ("'y'", "class", "row 6"):
         assert word not in cause.evidence
 

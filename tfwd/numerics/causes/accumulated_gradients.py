@@ -45,34 +45,67 @@ def overflowing_sum(evidence: Evidence) -> str:
     first = evidence.first
     if first.frame.kind != "update" or not isinstance(evidence.model, keras.Model):
         return ""
-    largest = {one.frame.name: one.detail.summary.abs_max for one in evidence.of("weight gradient")}
+    limit = float(tf.as_dtype(first.frame.dtype).max)
     for leaf in leaf_optimizers(evidence.model):
-        pairs = [
-            (_keras.variables.path(weight), total)
-            for weight, total in wrapped_optimizers.accumulated_gradients(leaf)
-            if _keras.variables.path(weight) in largest
-        ]
-        sums = {name: _abs_max(total) for name, total in pairs}
-        stored = [name for name, x in pairs if _keras.variables.path(x) == first.frame.name]
+        sums = _sums(evidence, leaf)
+        stored = [one for one in sums if one.path == first.frame.name]
         # In the step of the update, the optimizer does not store the sums: the weights are bad.
-        limit = float(tf.as_dtype(first.frame.dtype).max)
-        may = [name for name in sums if largest[name] + sums[name] > limit]
-        name = max(stored or may, key=lambda name: largest[name] + sums[name], default="")
-        if name:
+        may = [one for one in sums if one.now + one.earlier > limit]
+        found = max(stored or may, key=lambda one: one.now + one.earlier, default=None)
+        if found:
             exceeds = "exceeds" if stored else "may exceed"
             return (
-                f"The optimizer has gradient_accumulation_steps="
-                f"{leaf.gradient_accumulation_steps}: Keras adds the gradients of "
-                f"{leaf.gradient_accumulation_steps} steps before it divides the sum. The gradient "
-                f"of '{name}' reaches {largest[name]:.3g} in this step, and the sum of the earlier "
-                f"steps reaches {sums[name]:.3g}. The new sum {exceeds} {limit:.3g}, the largest "
-                f"{first.frame.dtype}."
+                f"The optimizer has gradient_accumulation_steps={found.steps}: Keras adds the "
+                f"gradients of {found.steps} steps before it divides the sum. {found.text}. The "
+                f"new sum {exceeds} {limit:.3g}, the largest {first.frame.dtype}."
             )
     return ""
 
 
+class _Sum(NamedTuple):
+    """Sum of the gradients of a weight in earlier steps.
+
+    Attributes:
+        weight: str. Path of the weight.
+        path: str. Path of the optimizer's variable.
+        now: float. Largest absolute value of the gradient in this step.
+        earlier: float. Largest absolute value of the sum of the earlier steps.
+        steps: int. Number of steps for each update.
+    """
+
+    weight: str
+    path: str
+    now: float
+    earlier: float
+    steps: int
+
+    @property
+    def text(self) -> str:
+        """Returns a sentence about both numbers, without its period."""
+        return (
+            f"The gradient of '{self.weight}' reaches {self.now:.3g} in this step, and the sum of "
+            f"the earlier steps reaches {self.earlier:.3g}"
+        )
+
+
+def _sums(evidence: Evidence, leaf: Any) -> list[_Sum]:
+    """Returns the sums of an optimizer for the weights with a gradient in this step."""
+    largest = {one.frame.name: one.detail.summary.abs_max for one in evidence.of("weight gradient")}
+    return [
+        _Sum(
+            name,
+            _keras.variables.path(total),
+            largest[name],
+            summarize(tf.convert_to_tensor(_keras.variables.value(total))).numbers().abs_max,
+            leaf.gradient_accumulation_steps,
+        )
+        for weight, total in wrapped_optimizers.accumulated_gradients(leaf)
+        if (name := _keras.variables.path(weight)) in largest
+    ]
+
+
 class MeanGradient(NamedTuple):
-    """Gradient of a weight that an optimizer computes of several steps.
+    """Mean gradient of a weight over several steps.
 
     Attributes:
         size: float. Largest absolute value of the mean, with the gradient of this step.
@@ -88,25 +121,16 @@ def mean_gradients(evidence: Evidence) -> dict[str, MeanGradient]:
 
     The model must have its state from before the step, which must be a step that updates weights.
     """
-    largest = {one.frame.name: one.detail.summary.abs_max for one in evidence.of("weight gradient")}
     found: dict[str, MeanGradient] = {}
     for leaf in leaf_optimizers(evidence.model):
-        for weight, total in wrapped_optimizers.accumulated_gradients(leaf):
-            name, steps = _keras.variables.path(weight), leaf.gradient_accumulation_steps
-            if name in largest:
-                earlier = _abs_max(total)
-                size = (earlier + largest[name]) / steps
-                found[name] = MeanGradient(
-                    size,
-                    f"The optimizer has gradient_accumulation_steps={steps}. The gradient of "
-                    f"'{name}' reaches {largest[name]:.3g} in this step, and the sum of the "
-                    f"earlier steps reaches {earlier:.3g}, so their mean reaches {size:.3g}.",
-                )
+        for one in _sums(evidence, leaf):
+            size = (one.now + one.earlier) / one.steps
+            found[one.weight] = MeanGradient(
+                size,
+                f"The optimizer has gradient_accumulation_steps={one.steps}. {one.text}, so their "
+                f"mean reaches {size:.3g}.",
+            )
     return found
-
-
-def _abs_max(variable: Any) -> float:
-    return summarize(tf.convert_to_tensor(_keras.variables.value(variable))).numbers().abs_max
 
 
 def _was_updated(evidence: Evidence) -> bool:

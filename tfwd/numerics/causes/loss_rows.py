@@ -29,18 +29,18 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
         return none
     loss, labels, predictions = given
 
-    def is_bad(rows: np.ndarray) -> bool:
+    def has_bad_loss(rows: np.ndarray) -> bool:
         return not math.isfinite(_loss(loss, labels[rows], predictions[rows]))
 
     try:
-        bad = np.array([is_bad(np.array([i])) for i in range(len(predictions))])
-        if not bad.any() or bad.all() or is_bad(np.flatnonzero(~bad)):
+        bad = np.array([has_bad_loss(np.array([i])) for i in range(len(predictions))])
+        if not bad.any() or bad.all() or has_bad_loss(np.flatnonzero(~bad)):
             return bad
         # A mean over labels that are not masked is 0/0 for one masked label, but not beside others.
         kept = [
             i
             for i in np.flatnonzero(bad)
-            if is_bad(np.flatnonzero(~bad | (np.arange(len(bad)) == i)))
+            if has_bad_loss(np.flatnonzero(~bad | (np.arange(len(bad)) == i)))
         ]
         return np.isin(np.arange(len(bad)), kept) if kept else bad
     except Exception:  # a custom loss may need more than one example

@@ -120,12 +120,10 @@ def number_of_bad_predictions(evidence: Evidence) -> int:
 
     The labels then make the loss bad, or numbers of the loss itself.
     """
-    given = labels_and_predictions(evidence)
-    if given is None or not given[1].size or given[1].dtype.kind != "f":
+    given = _bad_predictions(evidence)
+    if given is None:
         return 0
     labels, predictions = given
-    if not _is_bad(loss_with(evidence, labels, predictions)):
-        return 0
     shape = predictions.shape
     tried = [np.full(shape, value) for value in (0.0, 0.5, -0.5, 2.0, 20.0)]
     for low, high in ((LEAST, MOST), (1.5, 20.0)):
@@ -139,11 +137,12 @@ def number_of_bad_predictions(evidence: Evidence) -> int:
 
 def may_need_positive(evidence: Evidence) -> bool:
     """Returns False if a loss is also bad for the absolute values of its predictions."""
-    given = labels_and_predictions(evidence)
-    if given is None or given[1].dtype.kind != "f":
+    given = _bad_predictions(evidence)
+    if given is None:
         return True
-    positive = np.maximum(np.abs(given[1]), given[1].dtype.type(SMALL))
-    return not _is_bad(loss_with(evidence, given[0], positive))
+    labels, predictions = given
+    positive = np.maximum(np.abs(predictions), predictions.dtype.type(SMALL))
+    return not _is_bad(loss_with(evidence, labels, positive))
 
 
 def scaled_down(evidence: Evidence) -> float:
@@ -152,15 +151,23 @@ def scaled_down(evidence: Evidence) -> float:
     The smaller ones are the predictions times a number, and are at most 1/2. The largest must be
     above 10.
     """
-    given = labels_and_predictions(evidence)
-    if given is None or not given[1].size or given[1].dtype.kind != "f":
+    given = _bad_predictions(evidence)
+    if given is None:
         return 0.0
     labels, predictions = given
     largest = float(np.abs(predictions).max())
-    if largest <= 10 or not _is_bad(loss_with(evidence, labels, predictions)):
+    if largest <= 10:
         return 0.0
     smaller = (predictions * (0.5 / largest)).astype(predictions.dtype)
     return largest if _is_finite(loss_with(evidence, labels, smaller)) else 0.0
+
+
+def _bad_predictions(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns the labels and the floating predictions of a loss that is not finite; else None."""
+    given = labels_and_predictions(evidence)
+    if given is None or not given[1].size or given[1].dtype.kind != "f":
+        return None
+    return given if _is_bad(loss_with(evidence, *given)) else None
 
 
 def _of_sums(zeros: np.ndarray) -> np.ndarray:

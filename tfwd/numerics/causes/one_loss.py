@@ -46,7 +46,7 @@ def causes(evidence: Evidence) -> Iterator[Cause]:
         return
     loss = _Loss(evidence)
     found = _explanation(loss)
-    if not found.is_explained:
+    if not found.by:
         _check_inputs(loss, found)
     _check_labels(loss, found)
     if not loss.is_nan and not found.signs:
@@ -82,11 +82,12 @@ class _Loss:
 
     @functools.cached_property
     def labels_are_too_large(self) -> bool:
+        """Returns True if the loss is finite for small labels."""
         return is_finite_for_small_labels(self.evidence)
 
     @functools.cached_property
     def inputs(self) -> Sequence[Measurement]:
-        """The predictions. For a custom training step, all calls of the last layer."""
+        """Returns the predictions. For a custom training step: all calls of the last layer."""
         if not self.is_own:
             return self.evidence.predictions
         outputs = self.evidence.outputs_before
@@ -112,35 +113,30 @@ class _Findings:
     reaches_ends: bool = False
     labels_are_large: bool = False
 
-    @property
-    def is_explained(self) -> bool:
-        return bool(self.by)
-
 
 def _explanation(loss: _Loss) -> _Findings:
     """Looks for one explanation that fits the loss of other numbers and of all rows."""
     evidence, bad = loss.evidence, loss.bad
-    text, advice = overflowing_exponential(evidence, bad, loss.squares)
-    if text:
-        return _Findings([text], advice, by="exponential")
-    for text, more in (
-        equal_numbers(evidence, bad),
-        labels_of_zero(evidence, bad),
-        exponential_of_multiple(evidence, loss.squares),
+    for by, rule in (
+        ("exponential", lambda: overflowing_exponential(evidence, bad, loss.squares)),
+        ("numbers", lambda: equal_numbers(evidence, bad)),
+        ("numbers", lambda: labels_of_zero(evidence, bad)),
+        ("numbers", lambda: exponential_of_multiple(evidence, loss.squares)),
     ):
+        text, advice = rule()
         if text:
-            return _Findings([text], [*advice, *more], by="numbers")
+            return _Findings([text], list(advice), by)
     if largest := scaled_down(evidence):
         sign = f"the predictions reach {largest:.3g}, and it is finite if they are scaled down"
         where = f"its non-finite values are in {rows_text(bad)}; " * bool(bad.any())
         clip = "clip the argument of an exponential or a power, or scale the predictions down"
-        return _Findings([where + sign], [*advice, clip], by="numbers")
+        return _Findings([where + sign], [clip], "numbers")
     if bad.any() and (exactly := reasons(evidence, bad)):
         where = f"its non-finite values are in {rows_text(bad)}"
         sign = f"{where}, and only there {' and '.join(exactly)}"
         clip = "clip the argument of a logarithm or a root, and the divisor"
-        return _Findings([sign], [*advice, clip], by="rows")
-    return _Findings(advice=advice)
+        return _Findings([sign], [clip], "rows")
+    return _Findings()
 
 
 def _check_inputs(loss: _Loss, found: _Findings) -> None:

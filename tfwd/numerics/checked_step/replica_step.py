@@ -198,10 +198,10 @@ class ReplicaStep:
             largest_extent = self._step.finish(tf.reduce_max(_stacked(gradients)))
             largest_gradient = tf.cast(largest_extent, tf.float32)
             is_moderate = tf.constant(True)
-            for times in (1.0, *self._rates):
-                is_moderate &= largest_gradient * times < SQUARED_IS_FINITE
-            for rate in self._rates:  # its product with a weight decay
-                is_moderate &= rate < SQUARED_IS_FINITE
+            for number in (largest_gradient, *self._rates):  # rates multiply a weight decay, too
+                is_moderate &= number < SQUARED_IS_FINITE
+            for rate in self._rates:
+                is_moderate &= largest_gradient * rate < SQUARED_IS_FINITE
             good &= is_moderate | self._scaled_down  # the optimizer skips a step that scales down
         self._good = agreed(good)
         if _replicas() == 1 and not private_graph_apis.in_xla():
