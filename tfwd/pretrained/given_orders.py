@@ -10,11 +10,6 @@ from tfwd.pretrained.axis_permutations import orders_of_axes
 from tfwd.pretrained.flatten_order.axes import same_order
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
-    IS_PART,
-    MAKES_CHANNELS,
-    MAY_BE_EXCHANGED,
-    MAY_EXCHANGE,
-    OTHER_CHANNELS,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -25,8 +20,6 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 
 OPTIONS: dict[Side, str] = {"inputs": "flattened", "outputs": "unflattened"}
-
-
 NO_SHAPE = "no shape can give the order of the parts"
 
 
@@ -69,11 +62,11 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
             return GivenOrder(
                 shown, f"is one shape, but several tensors are joined here: {NO_SHAPE}"
             )
-        if shown.reason == IS_PART:
+        if shown.is_of_parts:
             return GivenOrder(
                 shown, f"is one image, but only parts of the outputs become images: {NO_SHAPE}"
             )
-        if shown.reason.endswith((OTHER_CHANNELS, MAKES_CHANNELS)):
+        if shown.is_of_other_channels:
             return GivenOrder(
                 shown, "does not show the order inside the channels, which is another in PyTorch"
             )
@@ -95,7 +88,8 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
         return GivenOrder(
             shown, f"has one axis, which shows no order: give {same} if it is Keras's"
         )
-    found = orders_of_axes(in_keras, kept, _may_be_exchanged(shown))
+    exchanged = isinstance(shown, UnknownFeatureOrder) and shown.may_be_exchanged
+    found = orders_of_axes(in_keras, kept, exchanged)
     if len(found) == 1:
         return GivenOrder(found.pop())
     if found:
@@ -112,13 +106,6 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
     )
 
 
-def _may_be_exchanged(order: FeatureOrder) -> bool:
-    """Returns True if PyTorch may have height and width in the other order."""
-    return isinstance(order, UnknownFeatureOrder) and (
-        order.reason.startswith(MAY_EXCHANGE) or order.reason.endswith(MAY_BE_EXCHANGED)
-    )
-
-
 def _order_of_parts(
     shape: Shape, side: Side, shown: UnknownFeatureOrder, parts: Sequence[JoinedPart]
 ) -> GivenOrder:
@@ -129,7 +116,7 @@ def _order_of_parts(
         shown: Order that the model shows.
         parts: The joined parts.
     """
-    unknown = [part.size for part in parts if isinstance(part.order, UnknownFeatureOrder)]
+    unknown = [part.size for part in parts if part.is_unknown]
     if shape and len(unknown) > 1:
         return GivenOrder(
             shown,

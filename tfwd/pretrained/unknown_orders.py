@@ -12,10 +12,6 @@ from tfwd.pretrained.flatten_order.einsum_axes import axes_of_features, einsum_t
 from tfwd.pretrained.flatten_order.layer_groups import CONVOLUTIONS, ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layer_orders import LayerOrders, Side
 from tfwd.pretrained.flatten_order.orders import (
-    CHANGES_FEATURES,
-    IS_PART,
-    MAKES_CHANNELS,
-    OTHER_CHANNELS,
     FeatureOrder,
     FlattenedAxes,
     JoinedFeatures,
@@ -68,14 +64,13 @@ def unknown_order(
         if side and isinstance(order, UnknownFeatureOrder)
     }
     if unknown:
-        reason = next(iter(unknown.values())).reason
-        return _advice(target, key, unknown, of_model) + _other_features(reason)
+        return _advice(target, key, unknown, of_model) + _other_features(unknown)
     return None
 
 
-def _other_features(reason: str) -> str:
+def _other_features(unknown: Mapping[Side, UnknownFeatureOrder]) -> str:
     """Returns the advice for an operation on flattened features; "" for another reason."""
-    if not reason.endswith(CHANGES_FEATURES):
+    if not next(iter(unknown.values())).is_of_changed_features:
         return ""
     return (
         ". But if PyTorch flattens before this operation, no order is right, because the result "
@@ -160,38 +155,8 @@ def _advice(
             "width)) if it belongs to the inputs, and with unflattened= if it belongs to the "
             "outputs; give () if PyTorch has the same order"
         )
-    side = next(iter(unknown))
-    no_shape = first.reason == IS_PART or first.reason.endswith((OTHER_CHANNELS, MAKES_CHANNELS))
-    if len(unknown) == 1 and (no_shape or side in of_model.joined):
-        return (
-            f"{start}: map to Key({key.name!r}, {same}) if PyTorch has the same order. Otherwise "
-            f"{in_keras_order(target, key, of_model)}"
-        )
-    parts = [
-        part for part in of_model.parts.get(side, ()) if isinstance(part.order, UnknownFeatureOrder)
-    ]
-    if len(unknown) == 1 and len(parts) > 1:
-        sizes = " and ".join(str(part.size) for part in parts)
-        return (
-            f"{start}. The model joins several parts of unknown order here, of {sizes} features: "
-            f"map to Key({key.name!r}, {same}) if PyTorch has all of them in Keras's order. "
-            f"Otherwise {in_keras_order(target, key, of_model)}"
-        )
-    shape = parts[0].shape if parts else of_model.sizes.get(side, ())
-    if len(unknown) == 1 and len(shape) > 1:
-        channels_first, option = (shape[-1], *shape[:-1]), OPTIONS[side]
-        here = f"in this part of {parts[0].size} features" if parts else "here"
-        if given_order(channels_first, side, of_model).problem:  # such as a cube
-            when = f"the axes of {shape} in Keras's order {here}, and not the channels first"
-        else:
-            when = (
-                f"axes of {shape} {here}, as Keras has; or to Key(..., {option}={channels_first}) "
-                f"if it has axes of {channels_first}"
-            )
-        return (
-            f"{start}: map to Key({key.name!r}, {option}=()) if PyTorch has {when}. Otherwise "
-            f"{in_keras_order(target, key, of_model)}"
-        )
+    if len(unknown) == 1 and (options := _options_of(next(iter(unknown)), key, first, of_model)):
+        return f"{start}{options}. Otherwise {in_keras_order(target, key, of_model)}"
     shapes = ", ".join(f"{OPTIONS[side]}=(channels, height, width)" for side in unknown)
     if len(target.shape) == 1:
         count = target.shape[0]
@@ -203,6 +168,39 @@ def _advice(
     return (
         f"{start}: map to Key({key.name!r}, {shapes}), the shape in PyTorch; or to Key(..., {same})"
         f" if PyTorch has the same order. Otherwise {in_keras_order(target, key, of_model)}"
+    )
+
+
+def _options_of(side: Side, key: Key, unknown: UnknownFeatureOrder, of_model: LayerOrders) -> str:
+    """Returns the options that can give the order of one side; "" if the model shows no axes.
+
+    Args:
+        side: Side of the layer.
+        key: Key of the variable in the mapping.
+        unknown: The unknown order.
+        of_model: Orders at the layer that the model shows.
+    """
+    option = OPTIONS[side]
+    same = f"map to Key({key.name!r}, {option}=()) if PyTorch has"
+    if unknown.is_of_parts or unknown.is_of_other_channels or side in of_model.joined:
+        return f": {same} the same order"
+    parts = [part for part in of_model.parts.get(side, ()) if part.is_unknown]
+    if len(parts) > 1:
+        sizes = " and ".join(str(part.size) for part in parts)
+        return (
+            f". The model joins several parts of unknown order here, of {sizes} features: {same} "
+            "all of them in Keras's order"
+        )
+    shape = parts[0].shape if parts else of_model.sizes.get(side, ())
+    if len(shape) < 2:
+        return ""
+    channels_first = (shape[-1], *shape[:-1])
+    here = f"in this part of {parts[0].size} features" if parts else "here"
+    if given_order(channels_first, side, of_model).problem:  # such as a cube
+        return f": {same} the axes of {shape} in Keras's order {here}, and not the channels first"
+    return (
+        f": {same} axes of {shape} {here}, as Keras has; or to Key(..., {option}={channels_first}) "
+        f"if it has axes of {channels_first}"
     )
 
 

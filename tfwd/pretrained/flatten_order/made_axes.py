@@ -11,7 +11,6 @@ from tfwd.pretrained.flatten_order.orders import (
     CHANGES_FEATURES,
     IS_PART,
     FeatureOrder,
-    FlattenedAxes,
     JoinedFeatures,
     JoinedPart,
     UnknownFeatureOrder,
@@ -192,25 +191,24 @@ class JoinedAxis(MadeAxis):
             return own
         if unknown := known.first_unknown(self.sources):
             return unknown
-        orders = list(map(known.of, self.sources))
-        if own is None and not any(orders):
+        parts = self._parts(known)
+        if own is None and not any(part.order for part in parts):
             return None
         if own is not None:
             return UnknownFeatureOrder(
                 f"'{self._name}' joins the outputs with others, before they become an image"
             )
-        found: list[tuple[int, FlattenedAxes | None]] = []
-        for part, order in zip(self.sources, orders, strict=True):
-            if isinstance(order, JoinedFeatures):
-                found += order.parts
-            elif isinstance(order, FlattenedAxes) or order is None:
-                found.append((part.size or 0, order))
-        return JoinedFeatures(tuple(found))
+        return JoinedFeatures(tuple((part.size, part.order) for part in parts))  # type: ignore[misc]
 
     def joined_parts(self, known: Orders) -> tuple[JoinedPart, ...]:
         """Returns the parts if the order of one is unknown, and nothing else is; () otherwise."""
         if self.size is None or super().find_order(known) is not None:
             return ()
+        parts = tuple(self._parts(known))
+        return parts if any(part.is_unknown for part in parts) else ()
+
+    def _parts(self, known: Orders) -> list[JoinedPart]:
+        """Returns the parts. A part that was joined itself is divided into its own parts."""
         found: list[JoinedPart] = []
         for part in (source.find() for source in self.sources):
             order = known.of(part)
@@ -221,8 +219,7 @@ class JoinedAxis(MadeAxis):
                 found += inner
             else:
                 found.append(JoinedPart(part.size or 0, order, part.merged_sizes()))
-        is_unknown = any(isinstance(part.order, UnknownFeatureOrder) for part in found)
-        return tuple(found) if is_unknown else ()
+        return found
 
 
 class DependentAxis(MadeAxis):

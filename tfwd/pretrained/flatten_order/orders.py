@@ -67,21 +67,6 @@ class JoinedFeatures:
         return tuple(rows)
 
 
-class JoinedPart(NamedTuple):
-    """Part of joined features, the order of some of which is unknown.
-
-    Attributes:
-        size: int. Number of features.
-        order: Their order. None if PyTorch has the same.
-        shape: tuple of int. Sizes of the axes that Keras flattens to this part; () if none or
-            unknown.
-    """
-
-    size: int
-    order: FlattenedAxes | UnknownFeatureOrder | None
-    shape: Shape
-
-
 @dataclasses.dataclass(frozen=True)
 class UnknownFeatureOrder:
     """Unknown order of flattened features. A layer with weights on these features is an error.
@@ -91,6 +76,46 @@ class UnknownFeatureOrder:
     """
 
     reason: str
+
+    @property
+    def is_of_changed_features(self) -> bool:
+        """Returns True if an operation on flattened features may have other results in PyTorch."""
+        return self.reason.endswith(CHANGES_FEATURES)
+
+    @property
+    def is_of_parts(self) -> bool:
+        """Returns True for outputs only parts of which become images."""
+        return self.reason == IS_PART
+
+    @property
+    def is_of_other_channels(self) -> bool:
+        """Returns True if PyTorch has the channels in another order."""
+        return self.reason.endswith((OTHER_CHANNELS, MAKES_CHANNELS))
+
+    @property
+    def may_be_exchanged(self) -> bool:
+        """Returns True if PyTorch may have height and width in the other order."""
+        return self.reason.startswith(MAY_EXCHANGE) or self.reason.endswith(MAY_BE_EXCHANGED)
+
+
+class JoinedPart(NamedTuple):
+    """Part of joined features whose order may be unknown.
+
+    Attributes:
+        size: int. Number of features.
+        order: Order of the features. None if PyTorch has the same.
+        shape: tuple of int. Sizes of the axes that Keras flattens to this part; () if none or
+            unknown.
+    """
+
+    size: int
+    order: FlattenedAxes | UnknownFeatureOrder | None
+    shape: Shape
+
+    @property
+    def is_unknown(self) -> bool:
+        """Returns True if the order is unknown."""
+        return isinstance(self.order, UnknownFeatureOrder)
 
 
 # None: PyTorch has the same order, or nothing was flattened.
