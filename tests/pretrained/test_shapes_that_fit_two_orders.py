@@ -31,7 +31,7 @@ def head(*parts):
 
 
 def check(model, folder, shape, x, features, stored=(), **names):
-    """Loads a kernel with a shape, and compares the outputs with those of PyTorch's features."""
+    """Loads a kernel with a shape, and compares the outputs with PyTorch's outputs."""
     w = RNG.normal(size=(3, features[0].size))
     saved(folder, *stored, {"f.weight": w})
     load(model, folder, mapping={"f": Key("f", flattened=shape), **names})
