@@ -212,7 +212,9 @@ class JoinedAxis(MadeAxis):
         found: list[JoinedPart] = []
         for part in (source.find() for source in self.sources):
             order = known.of(part)
-            inner = part.joined_parts(known) if isinstance(part, JoinedAxis) else ()
+            inner: tuple[JoinedPart, ...] = ()
+            if isinstance(part, JoinedAxis) and isinstance(order, UnknownFeatureOrder):
+                inner = part.joined_parts(known)
             if isinstance(order, JoinedFeatures):
                 found += [JoinedPart(size, each, ()) for size, each in order.parts]
             elif inner:
