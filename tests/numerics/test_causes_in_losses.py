@@ -150,6 +150,18 @@ def test_targets_that_are_no_distributions():
     assert "'y' are not distributions" in report.causes[0].evidence
 
 
+def test_labels_of_a_regression_are_no_distributions_either():
+    """Labels from 0 to 1 that are not classes need not add up to 1."""
+    x, _ = data(2)
+    y = np.random.default_rng(0).uniform(0.1, 0.9, (16, 3)).astype("float32")
+
+    def loss(y, p):
+        return tf.reduce_mean(tf.math.log(p - y), -1)
+
+    (cause,) = report_of(dense(units=3, kernel_initializer="zeros"), x, y, loss).causes
+    assert "distribution" not in cause.evidence
+
+
 @pytest.mark.slow
 def test_absent_class():
     x, _ = data(2)

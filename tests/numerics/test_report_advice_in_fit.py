@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from non_finite_reports import Times, dense, names, own_output, report_of
 from planted_nan_models import data
-from stack_marks import extended, quick_rows
+from stack_marks import IS_KERAS_2, extended, quick_rows
 
 import tfwd
 from tfwd.callbacks import FiniteCheck
@@ -106,6 +106,22 @@ def test_a_loss_of_a_custom_training_step(loss):
     assert f"'y, data' {y.min():.3g} to {y.max():.3g}" in cause.evidence
     assert "tf.debugging.enable_check_numerics()" in cause.advice
     assert "self.compute_loss" in cause.advice
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="Keras 3 has no ragged outputs")
+def test_a_loss_of_a_ragged_output():
+    """Its examples are not known, although the model has Keras's own training step."""
+
+    class Logarithm(keras.losses.Loss):
+        def call(self, y, p):
+            return tf.reduce_mean(tf.math.log(p.to_tensor()))
+
+    inputs = layers.Input((None, 1), ragged=True)
+    head = layers.TimeDistributed(layers.Dense(1, kernel_initializer="ones"))
+    x = tf.ragged.constant([[[0.1], [0.2]], [[0.3]], [[0.0], [0.4]]], ragged_rank=1)
+    (cause,) = report_of(keras.Model(inputs, head(inputs)), x, x, Logarithm()).causes
+    assert "The loss is computed from outputs that are not dense tensors" in cause.evidence
+    assert "compute_loss" not in cause.advice
 
 
 class SaturatedAdversary(keras.Model):

@@ -111,3 +111,30 @@ def test_a_loss_that_is_bad_for_positive_predictions_too():
     (cause,) = report_of(model, X, y, contrast).causes
     assert "negative number" not in cause.evidence
     assert "none of" not in cause.evidence
+
+
+def over_deviation(y, p):
+    """The loss of a single example is 0/0: it needs the deviation of the batch."""
+    return tf.reduce_mean(tf.exp(p), -1) / tf.math.reduce_std(y)
+
+
+def test_a_loss_that_needs_several_examples():
+    y, p = np.linspace(0, 1, 8, dtype="float32")[:, None], np.full((8, 1), 0.5, "float32")
+    p[3] = 100  # exp(100) is infinite
+    bad = ~np.isfinite(over_deviation(y, p))
+    assert np.array_equal(np.flatnonzero(bad), [3])
+    assert not any(np.isfinite(over_deviation(y[i : i + 1], p[i : i + 1])) for i in range(8))
+    (cause,) = report_of(identity(), p, y, over_deviation).causes
+    assert "its non-finite values are in row 3 of the batch" in cause.evidence
+
+
+def test_the_rows_of_a_random_loss_are_not_known():
+    """The loss has other non-finite rows each time."""
+
+    def loss(y, p):
+        return (p - y)[:, 0] ** 2 + tf.math.log(tf.random.uniform(tf.shape(p)[:1]) - 0.3)
+
+    keras.utils.set_random_seed(1)
+    y = np.linspace(0.1, 1, 8, dtype="float32")[:, None]
+    (cause,) = report_of(identity(), 2 * y, y, loss).causes
+    assert "row" not in cause.evidence

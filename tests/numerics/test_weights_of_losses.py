@@ -147,3 +147,37 @@ def test_weights_that_are_not_too_large(case):
     model = keras.Sequential([layers.Input((6,)), head("a")])
     report = report_of_fit(model, labels, loss, sample_weight=weights)
     assert "weights of the loss that are too large" not in names(report)
+
+
+def inverse(y, p):
+    return tf.reduce_sum(1 / (p - y), -1)
+
+
+@quick_rows("sample_weight")
+@pytest.mark.parametrize("kind", ["sample_weight", "loss_weights"])
+def test_a_weight_of_0_times_an_infinite_loss(kind):
+    """The product is NaN. The loss itself is infinite, so it divides by 0, but not 0 by 0."""
+    labels = Y.copy()
+    labels[2] = 6.0  # the prediction
+    given = {"sample_weight": weights_with(0.0)} if kind[0] == "s" else {"loss_weights": [0.0]}
+    model = keras.Sequential([layers.Input((6,)), head("a")])
+    report = report_of_fit(model, labels, inverse, **given)
+    (cause,) = report.causes
+    assert "the loss 'inverse' is not: " in cause.evidence
+    assert "non-finite values are only in row 2" in cause.evidence
+    what = "sample weight" if kind[0] == "s" else "weight in loss_weights"
+    assert f"an infinite loss times a {what} of 0 is NaN" in cause.evidence
+    assert f"a {what} of 0 does not leave out an infinite loss" in cause.advice
+
+
+def logarithm(y, p):
+    return tf.reduce_sum(tf.math.log(p - y), -1)
+
+
+def test_an_infinite_loss_beside_one_that_is_nan():
+    """Their sum is NaN. Each output's cause says what its own loss is."""
+    labels = [np.full((8, 1), 6.0, "float32"), Y]
+    report = report_of_fit(two_heads(False), labels, [inverse, logarithm])
+    infinite, nan = [cause.evidence for cause in report.causes]
+    assert "the loss 'inverse' of output 'a' is not: " in infinite
+    assert "the loss 'logarithm' of output 'b' is NaN: " in nan

@@ -20,9 +20,11 @@ def has_columns(values: np.ndarray) -> bool:
 
 
 def may_be_classes(values: np.ndarray, bad: np.ndarray) -> bool:
-    """Returns True if labels are from 0 to 1, without those in known bad rows."""
+    """Returns True if labels are 0 or 1, or add up to 1, without those in known bad rows."""
     rest = values[~bad] if bad.any() and not bad.all() else values
-    return bool(rest.size and rest.min() >= 0 and rest.max() <= 1)
+    are_binary = np.isin(rest, (0, 1)).all()
+    are_shares = (rest >= 0).all() and (np.abs(rest.sum(1) - 1) < 1e-2).all()
+    return bool(rest.size and (are_binary or are_shares))
 
 
 def has_distributions(predicted: Measurement) -> bool:

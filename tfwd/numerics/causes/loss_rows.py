@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tfwd.numerics.causes.losses_by_output import of_output, outputs
 from tfwd.numerics.tensor_measurements import Measurement
 
 SMALL = 0.001  # in place of numbers that are 0
+UNKNOWN = np.zeros(0, bool)
 MOST = 512  # largest number of examples: each takes about a millisecond
 
 
@@ -22,29 +24,60 @@ def bad_rows(evidence: Evidence) -> np.ndarray:
 
     Returns:
         Booleans along the batch. Empty if the losses are unknown. Examples are several outputs, a
-        large batch, and a custom loss that needs more than one example.
+        large batch, a custom loss that needs more than two examples, and a loss with random
+        numbers.
     """
-    none, given = np.zeros(0, bool), _given(evidence)
+    given = _given(evidence)
     if given is None or len(given[2]) > MOST:
-        return none
+        return UNKNOWN
     loss, labels, predictions = given
 
-    def has_bad_loss(rows: np.ndarray) -> bool:
-        return not math.isfinite(_loss(loss, labels[rows], predictions[rows]))
+    def loss_of(rows: np.ndarray) -> float:
+        return _loss(loss, labels[rows], predictions[rows])
 
     try:
-        bad = np.array([has_bad_loss(np.array([i])) for i in range(len(predictions))])
-        if not bad.any() or bad.all() or has_bad_loss(np.flatnonzero(~bad)):
+        return _bad_rows(loss_of, np.arange(len(predictions)))
+    except Exception:  # a custom loss may need more examples
+        return UNKNOWN
+
+
+def _bad_rows(loss_of: Callable[[np.ndarray], float], numbers: np.ndarray) -> np.ndarray:
+    """Finds the bad rows of these numbers by the losses of some rows alone."""
+
+    def is_bad(rows: np.ndarray) -> bool:
+        return not math.isfinite(loss_of(rows))
+
+    def bad_beside(good: np.ndarray) -> np.ndarray:
+        beside = [i not in good and is_bad(np.sort(np.append(good, i))) for i in numbers]
+        return np.array(beside, bool)
+
+    def is_random(groups: list[np.ndarray]) -> bool:
+        return any(not _is_close(loss_of(rows), loss_of(rows)) for rows in groups)
+
+    bad = np.array([is_bad(numbers[[i]]) for i in numbers])
+    if not bad.any():
+        return bad
+    if bad.all():  # a loss may need a deviation, which is 0 for a single example
+        pairs = (numbers[i : i + 2] for i in numbers[:-1])
+        good = next((pair for pair in pairs if not is_bad(pair)), None)
+        if good is None:
             return bad
-        # A mean over labels that are not masked is 0/0 for one masked label, but not beside others.
-        kept = [
-            i
-            for i in np.flatnonzero(bad)
-            if has_bad_loss(np.flatnonzero(~bad | (np.arange(len(bad)) == i)))
-        ]
-        return np.isin(np.arange(len(bad)), kept) if kept else bad
-    except Exception:  # a custom loss may need more than one example
-        return none
+        if is_random([good]):
+            return UNKNOWN
+        beside = bad_beside(good)
+        return bad if is_bad(numbers[~beside]) else beside
+    good = numbers[~bad]
+    if is_random([good[[i]] for i in range(min(4, len(good)))]):
+        return UNKNOWN
+    if is_bad(good):
+        return bad
+    # A mean over labels that are not masked is 0/0 for one masked label, but not beside others.
+    beside = bad_beside(good)
+    return beside if beside.any() else bad
+
+
+def _is_close(loss: float, other: float) -> bool:
+    return math.isfinite(loss) and math.isclose(loss, other, rel_tol=1e-3, abs_tol=1e-9)
 
 
 def is_bad(evidence: Evidence) -> bool:
@@ -63,6 +96,19 @@ def _is_bad_with_weights(evidence: Evidence) -> bool:
     except Exception:  # a custom loss may need what compile gives it
         return False
     return loss is not None and not math.isfinite(loss)
+
+
+def is_nan(evidence: Evidence) -> bool:
+    """Returns True if the loss of one output is NaN, without sample weights if it is not finite.
+
+    The total of an infinite loss may be NaN: by a sample weight of 0, or by another output.
+    """
+    try:
+        found = batch_loss(evidence), batch_loss(evidence, sample_weights(evidence))
+    except Exception:  # a custom loss may need what compile gives it
+        found = None, None
+    bad = [loss for loss in found if loss is not None and not math.isfinite(loss)]
+    return math.isnan(bad[0]) if bad else bool(evidence.first.detail.summary.nan)
 
 
 def batch_loss(

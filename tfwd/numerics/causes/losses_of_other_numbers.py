@@ -9,7 +9,7 @@ import numpy as np
 
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.causes.evidence import Evidence
-from tfwd.numerics.causes.loss_rows import SMALL, labels_and_predictions, loss_with
+from tfwd.numerics.causes.loss_rows import SMALL, is_nan, labels_and_predictions, loss_with
 from tfwd.numerics.tensor_measurements import columns_text, rows_text
 
 LEAST, MOST = 0.01, 0.1  # by these shares, numbers are made different
@@ -41,10 +41,9 @@ def equal_numbers(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]:
         is_finite = _is_finite(loss_with(evidence, *different))
         if is_finite and any(_is_bad(loss_with(evidence, *others)) for others in moved):
             texts = [text for text, is_changed in zip(equal, changes, strict=True) if is_changed]
-            is_nan = bool(evidence.first.detail.summary.nan)
             quotient = (
                 "a division of 0 by this deviation is 0/0"
-                if is_nan
+                if is_nan(evidence)
                 else "a division by this deviation is infinite"
             )
             names = "labels and predictions"
@@ -84,9 +83,8 @@ def labels_of_zero(evidence: Evidence, bad: np.ndarray) -> tuple[str, list[str]]
         return "", []
     if not _is_bad(loss_with(evidence, some, predictions)):
         return "", []
-    is_nan = bool(evidence.first.detail.summary.nan)
     what = "0 times log(0) is NaN, and 0/0 too"
-    if not is_nan:
+    if not is_nan(evidence):
         what = "log(0) is infinite, and a division by 0 too"
     where = f"its non-finite values are in {rows_text(bad)}; " if some_rows else ""
     return (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from tfwd import _keras
 from tfwd.finite import SQUARED_IS_FINITE
 from tfwd.numerics.bad_step_report import Cause
 from tfwd.numerics.causes import class_labels
@@ -16,24 +15,24 @@ from tfwd.numerics.causes.exponential_losses import (
     exponential_of_multiple,
     overflowing_exponential,
 )
+from tfwd.numerics.causes.loss_findings import Findings, Loss
 from tfwd.numerics.causes.loss_rows import (
-    bad_rows,
     labels_and_predictions,
     reasons,
+    sample_weights,
     value_range,
 )
-from tfwd.numerics.causes.losses_by_output import keras_name
+from tfwd.numerics.causes.losses_by_output import of_single_output
 from tfwd.numerics.causes.losses_of_other_numbers import (
     equal_numbers,
     equal_text,
-    is_finite_for_small_labels,
     labels_of_zero,
     may_need_positive,
     number_of_bad_predictions,
     scaled_down,
 )
 from tfwd.numerics.causes.overflow import exp_limit, is_beyond_exp
-from tfwd.numerics.tensor_measurements import Measurement, rows_text
+from tfwd.numerics.tensor_measurements import rows_text
 
 
 def causes(evidence: Evidence) -> Iterator[Cause]:
@@ -44,77 +43,19 @@ def causes(evidence: Evidence) -> Iterator[Cause]:
         return
     if not all(one.is_finite for one in evidence.predictions):  # computed after the last layer
         return
-    loss = _Loss(evidence)
+    loss = Loss(evidence)
     found = _explanation(loss)
     if not found.by:
         _check_inputs(loss, found)
     _check_labels(loss, found)
+    _check_weights_of_zero(loss, found)
     if not loss.is_nan and not found.signs:
         _check_exponentials(loss, found)
     _add_general_advice(loss, found)
     yield _custom_loss_cause(loss, found) if loss.is_own else _cause(loss, found)
 
 
-class _Loss:
-    """Facts about the loss of one output.
-
-    Attributes:
-        evidence: The evidence, with one output.
-        bad: Booleans along the batch, from `bad_rows`.
-        is_own: bool. True if the training step computes the loss without `compute_loss`.
-        is_nan: bool. False for an infinite loss.
-        of_keras: str. Name of Keras's loss; "" for another function.
-        squares: bool. True if the name says that the loss squares its inputs, or is linear.
-        is_entropy: bool. True if the name says that the loss is a cross-entropy.
-        is_logits: bool. True if the name says that the loss takes logits.
-    """
-
-    def __init__(self, evidence: Evidence):
-        self.evidence = evidence
-        self.bad = bad_rows(evidence)
-        self.is_own = not evidence.predictions
-        self.is_nan = bool(evidence.first.detail.summary.nan)
-        self.of_keras = keras_name(evidence)
-        named = f"{evidence.loss} {self.of_keras}".lower()
-        self.squares = any(word in named for word in ("squared", "absolute", "huber", "cosh"))
-        self.is_entropy = "crossentropy" in named
-        self.is_logits = "logits" in named
-
-    @functools.cached_property
-    def labels_are_too_large(self) -> bool:
-        """Returns True if the loss is finite for small labels."""
-        return is_finite_for_small_labels(self.evidence)
-
-    @functools.cached_property
-    def inputs(self) -> Sequence[Measurement]:
-        """Returns the predictions. For a custom training step: all calls of the last layer."""
-        if not self.is_own:
-            return self.evidence.predictions
-        outputs = self.evidence.outputs_before
-        return [one for one in outputs if one.frame.name == outputs[-1].frame.name]
-
-
-@dataclasses.dataclass
-class _Findings:
-    """Signs and advice about a loss.
-
-    Attributes:
-        signs: list of str. Unusual properties, one phrase each.
-        advice: list of str. Phrases.
-        by: str. What explains the loss completely: "exponential", "numbers", "rows" or "labels".
-            Default "", for no such explanation.
-        reaches_ends: bool. True if an input of the loss is exactly 0 or 1.
-        labels_are_large: bool. True if the square of a label is infinite.
-    """
-
-    signs: list[str] = dataclasses.field(default_factory=list)
-    advice: list[str] = dataclasses.field(default_factory=list)
-    by: str = ""
-    reaches_ends: bool = False
-    labels_are_large: bool = False
-
-
-def _explanation(loss: _Loss) -> _Findings:
+def _explanation(loss: Loss) -> Findings:
     """Looks for one explanation that fits the loss of other numbers and of all rows."""
     evidence, bad = loss.evidence, loss.bad
     for by, rule in (
@@ -125,21 +66,21 @@ def _explanation(loss: _Loss) -> _Findings:
     ):
         text, advice = rule()
         if text:
-            return _Findings([text], list(advice), by)
+            return Findings([text], list(advice), by)
     if largest := scaled_down(evidence):
         sign = f"the predictions reach {largest:.3g}, and it is finite if they are scaled down"
         where = f"its non-finite values are in {rows_text(bad)}; " * bool(bad.any())
         clip = "clip the argument of an exponential or a power, or scale the predictions down"
-        return _Findings([where + sign], [clip], "numbers")
+        return Findings([where + sign], [clip], "numbers")
     if bad.any() and (exactly := reasons(evidence, bad)):
         where = f"its non-finite values are in {rows_text(bad)}"
         sign = f"{where}, and only there {' and '.join(exactly)}"
         clip = "clip the argument of a logarithm or a root, and the divisor"
-        return _Findings([sign], [clip], "rows")
-    return _Findings()
+        return Findings([sign], [clip], "rows")
+    return Findings()
 
 
-def _check_inputs(loss: _Loss, found: _Findings) -> None:
+def _check_inputs(loss: Loss, found: Findings) -> None:
     """Adds the rows of the non-finite values, and ranges outside the domain of a function."""
     bad, does = loss.bad, "es" * loss.is_own
     if bad.any() and not bad.all():
@@ -182,7 +123,7 @@ def _check_inputs(loss: _Loss, found: _Findings) -> None:
             found.advice.append("clip the argument of a logarithm or a root")
 
 
-def _range_of_labels(loss: _Loss) -> str:
+def _range_of_labels(loss: Loss) -> str:
     """Returns the range of the labels in brackets; "" if they are no numbers."""
     given = labels_and_predictions(loss.evidence)
     if given is None or not given[0].size or given[0].dtype.kind not in "fiu":
@@ -191,7 +132,7 @@ def _range_of_labels(loss: _Loss) -> str:
     return f" (all labels are {low:.3g})" if low == high else f" (labels: {low:.3g} to {high:.3g})"
 
 
-def _check_labels(loss: _Loss, found: _Findings) -> None:
+def _check_labels(loss: Loss, found: Findings) -> None:
     """Adds unusual properties of the labels."""
     evidence, bad = loss.evidence, loss.bad
     for name, values in evidence.data.items():
@@ -225,7 +166,24 @@ def _check_labels(loss: _Loss, found: _Findings) -> None:
             )
 
 
-def _check_exponentials(loss: _Loss, found: _Findings) -> None:
+def _check_weights_of_zero(loss: Loss, found: Findings) -> None:
+    """Adds that the product of an infinite loss and a weight of 0 is NaN."""
+    evidence = loss.evidence
+    weights = sample_weights(evidence)
+    zeros = np.zeros(0, bool) if weights is None else weights.reshape(len(weights), -1) == 0
+    if loss.is_nan or not evidence.first.detail.summary.nan:
+        return
+    if zeros.size and zeros.shape[:1] == loss.bad.shape and zeros[loss.bad].any():
+        what = "a sample weight"
+    elif (of_single_output(evidence) or evidence).loss_weight == 0:
+        what = "a weight in loss_weights"
+    else:
+        return
+    found.signs.append(f"an infinite loss times {what} of 0 is NaN")
+    found.advice.append(f"{what} of 0 does not leave out an infinite loss: make it finite")
+
+
+def _check_exponentials(loss: Loss, found: Findings) -> None:
     """Adds the output of a layer whose exponential is infinite."""
     outputs = [one for one in loss.evidence.of("output") if is_beyond_exp(one)]
     if outputs:
@@ -237,7 +195,7 @@ def _check_exponentials(loss: _Loss, found: _Findings) -> None:
         found.advice.append("clip the argument of an exponential")
 
 
-def _add_general_advice(loss: _Loss, found: _Findings) -> None:
+def _add_general_advice(loss: Loss, found: Findings) -> None:
     """Adds what to look for if no explanation was found."""
     is_told = found.reaches_ends or found.by in ("exponential", "numbers")
     if found.by in ("numbers", "labels") or loss.labels_are_too_large:
@@ -257,7 +215,7 @@ def _add_general_advice(loss: _Loss, found: _Findings) -> None:
         found.advice.append("add a small number to the divisor")
 
 
-def _cause(loss: _Loss, found: _Findings) -> Cause:
+def _cause(loss: Loss, found: Findings) -> Cause:
     """Returns the cause if the training step computes the loss by `compute_loss`."""
     frame = loss.evidence.first.frame
     names = " or ".join(repr(one) for one in dict.fromkeys(frame.source))
@@ -274,10 +232,15 @@ def _cause(loss: _Loss, found: _Findings) -> Cause:
     )
 
 
-def _custom_loss_cause(loss: _Loss, found: _Findings) -> Cause:
+def _custom_loss_cause(loss: Loss, found: Findings) -> Cause:
     """Returns the cause if a training step computes the loss without `compute_loss`."""
     evidence = loss.evidence
-    where = "a custom train_step" if evidence.data else "the training loop"
+    is_custom_step = bool(evidence.data) and not _keras.is_own_step(evidence.model)
+    where = "from outputs that are not dense tensors"
+    if not evidence.data:
+        where = "in the training loop"
+    elif is_custom_step:
+        where = "in a custom train_step"
     ranges = [
         f"'{one.frame.label}' {one.detail.low:.3g} to {one.detail.high:.3g}"
         for one in (*evidence.outputs_before[-3:], *evidence.of("data"))
@@ -290,11 +253,11 @@ def _custom_loss_cause(loss: _Loss, found: _Findings) -> Cause:
         "compare these ranges with the formula of the loss",
         "tf.debugging.enable_check_numerics() names the operation (without jit_compile)",
     ]
-    if evidence.data:
+    if is_custom_step:
         advice.append("or compute the loss by self.compute_loss, so that each example is checked")
     return Cause(
         "the loss function",
         f"The outputs of layers are finite, but the loss is {'NaN' if loss.is_nan else 'not'}. The "
-        f"loss is computed in {where}, which this report does not examine.{shown}{seen}",
+        f"loss is computed {where}, which this report does not examine.{shown}{seen}",
         "; ".join(dict.fromkeys(advice)) + ".",
     )
