@@ -14,6 +14,7 @@ from tfwd.pretrained import Key, PlanError, load
 
 RNG = np.random.default_rng(4)
 layers = keras.layers
+K3 = RNG.normal(size=(4, 3))
 
 
 def norm():
@@ -168,4 +169,25 @@ def test_rows_of_an_image_beside_a_recurrent_layer(tmp_path):
     load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 3)), **names})
     largest = x.max(1)
     expected = largest.transpose(0, 2, 1).reshape(2, 12) @ w.T + np.tanh(largest[:, -1] @ k.T)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_input_whose_rows_a_recurrent_layer_reads(tmp_path):
+    """PyTorch may have the channels last for the recurrent layer only."""
+    x = RNG.normal(size=(2, 5, 3, 4)).astype("float32")
+    image = keras.Input((5, 3, 4))
+    rows = layers.SimpleRNN(3, return_sequences=True, use_bias=False, name="r")
+    states = layers.TimeDistributed(rows, name="t")(image)
+    states = layers.GlobalMaxPooling2D()(conv()(states))
+    outputs = layers.Dense(4, use_bias=False, name="f")(layers.Flatten()(image))
+    model = keras.Model(image, layers.Add()([states, outputs]))
+    w, k = RNG.normal(size=(4, 60)), RNG.normal(size=(3, 4)) / 9
+    stored = {"f.weight": w, "r.weight_ih_l0": k, "r.weight_hh_l0": np.zeros((3, 3))}
+    names = {"t/.*/kernel": "r.weight_ih_l0", "t/.*/recurrent_kernel": "r.weight_hh_l0", "c": "c"}
+    saved(tmp_path, stored, {"c.weight": K3[..., None, None]})
+    with pytest.raises(PlanError, match="'f/kernel': the model does not show what the axes of"):
+        load(model, tmp_path, mapping={"f": "f", **names})
+    load(model, tmp_path, mapping={"f": Key("f", flattened=(4, 5, 3)), **names})
+    steps = np.tanh(x @ k.T) @ K3.T
+    expected = x.transpose(0, 3, 1, 2).reshape(2, 60) @ w.T + steps.max((1, 2))
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)

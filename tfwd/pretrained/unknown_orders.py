@@ -64,18 +64,26 @@ def unknown_order(
         if side and isinstance(order, UnknownFeatureOrder)
     }
     if unknown:
-        return _advice(target, key, unknown, of_model) + _other_features(unknown)
+        first = next(iter(unknown.values()))
+        return _advice(target, key, unknown, of_model) + _other_features(first)
     return None
 
 
-def _other_features(unknown: Mapping[Side, UnknownFeatureOrder]) -> str:
-    """Returns the advice for an operation on flattened features; "" for another reason."""
-    if not next(iter(unknown.values())).is_of_changed_features:
-        return ""
-    return (
-        ". But if PyTorch flattens before this operation, no order is right, because the result "
-        "has other features: call Permute with the channels first before the model flattens"
-    )
+def _other_features(unknown: UnknownFeatureOrder) -> str:
+    """Returns the advice if PyTorch may have other features here; "" for another reason."""
+    if unknown.is_of_changed_features:
+        return (
+            ". But if PyTorch flattens before this operation, no order is right, because the "
+            "result has other features: call Permute with the channels first before the model "
+            "flattens"
+        )
+    if unknown.is_of_steps:
+        return (
+            ". But if PyTorch reshapes an image with the channels first here, its steps may have "
+            "other features, and no order is right: call Permute with the channels first before "
+            "the reshape"
+        )
+    return ""
 
 
 def _useless_option(target: Target, key: Key, of_model: LayerOrders) -> str | None:
@@ -182,7 +190,7 @@ def _options_of(side: Side, key: Key, unknown: UnknownFeatureOrder, of_model: La
     """
     option = OPTIONS[side]
     same = f"map to Key({key.name!r}, {option}=()) if PyTorch has"
-    if unknown.is_of_parts or unknown.is_of_other_channels or side in of_model.joined:
+    if unknown.has_no_shape or side in of_model.joined:
         return f": {same} the same order"
     parts = [part for part in of_model.parts.get(side, ()) if part.is_unknown]
     if len(parts) > 1:
@@ -277,9 +285,9 @@ def missing_order(
             )
         if isinstance(shown, UnknownFeatureOrder):
             advice = f"'{target.path}': {shown.reason}. In the key {key.name!r}, also give {same}"
-            if not _can_reorder(target, side):
-                return advice
-            return f"{advice}. Otherwise, {_SHAPES[side]} as {OPTIONS[side]}="
+            if _can_reorder(target, side):
+                advice = f"{advice}. Otherwise, {_SHAPES[side]} as {OPTIONS[side]}="
+            return advice + _other_features(shown)
     return None
 
 

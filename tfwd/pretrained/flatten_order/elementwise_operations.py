@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.merges import combined
 from tfwd.pretrained.flatten_order.needed_places import need_last_for_softmax, need_second
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, with_unknown_axes
+
+# Results of these operations on equal entries are equal.
+_OF_EQUAL = ("ExpandDims", "Identity", "Reshape", "Softmax", "Squeeze", "StridedSlice", "Transpose")
 
 
 def elementwise(call: OperationCall) -> Results:
@@ -16,18 +21,24 @@ def elementwise(call: OperationCall) -> Results:
     result = combined(call.known, shape, call.name, call.recorder.matches)
     for number, tensor in enumerate(call.inputs):
         if tensor is None:
-            result = _with_table(call, result, tuple(call.operation.inputs[number].shape), number)
+            result = with_table(call, result, tuple(call.operation.inputs[number].shape), number)
     return result
 
 
-def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: int) -> TensorAxes:
-    """Returns the result of an operation with a constant or a weight."""
+def with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: int) -> TensorAxes:
+    """Returns the result of an operation with a constant or a weight.
+
+    Args:
+        call: The operation.
+        result: The result without the table.
+        shape: Shape of the table, whose last axis is the last axis of the result.
+        number: Number of the operation's input that is the table.
+    """
     rank = len(result.axes)
     used = [rank - len(shape) + n for n, size in enumerate(shape) if size != 1]
     if not used:
         return result
-    kind = call.operation.inputs[number].op.type
-    is_equal = kind in ("ZerosLike", "OnesLike", "Fill")  # all entries are equal
+    is_equal = _has_equal_entries(call.operation.inputs[number].op)
     axes = [result.axes[n] for n in used]
     grown = [n for n in used if result.axes[n] is None]
     if grown:  # the table repeats the tensor
@@ -49,6 +60,13 @@ def _with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: i
             layout.contradict(text)
         layout.drop_default(text)
     return result
+
+
+def _has_equal_entries(operation: tf.Operation) -> bool:
+    """Returns True if all entries of a result are equal, as those of a softmax of zeros are."""
+    if operation.type in _OF_EQUAL:
+        return _has_equal_entries(operation.inputs[0].op)
+    return operation.type in ("ZerosLike", "OnesLike", "Fill")
 
 
 def softmax(call: OperationCall) -> Results:

@@ -22,6 +22,7 @@ from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_with_last
 from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.normalizations import normalization, slopes
+from tfwd.pretrained.flatten_order.orders import HAS_STEPS
 from tfwd.pretrained.flatten_order.products import with_new_features
 from tfwd.pretrained.flatten_order.reshapes import reshaped
 from tfwd.pretrained.flatten_order.tensor_axes import (
@@ -116,7 +117,7 @@ def _recurrent(call: Call) -> list[TensorAxes]:
     layer, tensor = call.layer, call.tensors[0]
     cells = groups.recurrent_cells(layer)
     states = [t.last for t in call.tensors[1:]]
-    reason = f"'{call.name}' has steps in an unknown order"
+    reason = f"'{call.name}' {HAS_STEPS}"
     from_state = f"'{call.name}' takes flattened features as its state"
     for cell in cells:
         call.recorder.record_axis(cell, "inputs", tensor.last)

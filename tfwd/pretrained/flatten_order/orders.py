@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 CHANGES_FEATURES = "changes flattened features"  # after the operation's name
 MAY_EXCHANGE = "the model does not show whether PyTorch's model exchanges positions like"
 MAY_BE_EXCHANGED = "that PyTorch may have exchanged"
+HAS_STEPS = "has steps in an unknown order"
+IS_RESHAPE = "is a reshape"
 OTHER_CHANNELS = "has the channels in another order in PyTorch"
 MAKES_CHANNELS = "makes the channels in Keras's order"
 IS_PART = "a part of its outputs becomes an image"
@@ -81,6 +83,17 @@ class UnknownFeatureOrder:
     def is_of_changed_features(self) -> bool:
         """Returns True if an operation on flattened features may have other results in PyTorch."""
         return self.reason.endswith(CHANGES_FEATURES)
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Returns True if a reshape, or steps, may have other features in PyTorch."""
+        return IS_RESHAPE in self.reason or self.reason.endswith((HAS_STEPS, MAY_BE_EXCHANGED))
+
+    @property
+    def has_no_shape(self) -> bool:
+        """Returns True if no shape of an image can give the order."""
+        has_steps = self.reason.endswith(HAS_STEPS)
+        return has_steps or self.is_of_parts or self.is_of_other_channels
 
     @property
     def is_of_parts(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
+from tfwd.pretrained.flatten_order.elementwise_operations import with_table
 from tfwd.pretrained.flatten_order.merges import matched
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.products import with_new_features
@@ -19,9 +20,9 @@ def product(call: OperationCall) -> Results:
     flags = [call.operation.get_attr(name) for name in names]
     shape = call.shapes[0]
     if first is not None and second is None:
-        return _product_with_matrix(call, first, flags[0])
+        return _with_matrices(call, _product_with_matrix(call, first, flags[0]), 1)
     if first is None and second is not None:
-        return _matrix_with_product(call, second, flags[1])
+        return _with_matrices(call, _matrix_with_product(call, second, flags[1]), 0)
     assert first is not None and second is not None
     rows, summed = (-1, -2) if flags[0] else (-2, -1)
     columns, others = (-2, -1) if flags[1] else (-1, -2)
@@ -62,7 +63,9 @@ def _match(call: OperationCall, first: Axis | None, second: Axis | None) -> None
         call.recorder.matches.append((first, second, text))
 
 
-def _product_with_matrix(call: OperationCall, tensor: TensorAxes, is_transposed: bool) -> Results:
+def _product_with_matrix(
+    call: OperationCall, tensor: TensorAxes, is_transposed: bool
+) -> TensorAxes | None:
     summed = tensor.axes[-2 if is_transposed else -1]
     size = call.shapes[0][-1]
     if is_transposed:
@@ -78,7 +81,9 @@ def _product_with_matrix(call: OperationCall, tensor: TensorAxes, is_transposed:
     return with_new_features(tensor, features, call.name, call.batch)
 
 
-def _matrix_with_product(call: OperationCall, tensor: TensorAxes, is_transposed: bool) -> Results:
+def _matrix_with_product(
+    call: OperationCall, tensor: TensorAxes, is_transposed: bool
+) -> TensorAxes | None:
     rank = len(tensor.axes)
     if is_transposed or rank < 2 or (rank == 2 and tensor.has_batch(call.batch)):
         return None
@@ -93,6 +98,20 @@ def _matrix_with_product(call: OperationCall, tensor: TensorAxes, is_transposed:
     if axis is None and size != 1:
         return None
     return selected(tensor, list(range(rank)), {rank - 2: call.dependent(size, [axis])})
+
+
+def _with_matrices(call: OperationCall, result: TensorAxes | None, number: int) -> Results:
+    """Notes that a product has another matrix of weights at each position of some axes.
+
+    Args:
+        call: The operation.
+        result: The product. None if nothing is known of it.
+        number: Number of the input with the matrices.
+    """
+    shape = tuple(call.operation.inputs[number].shape)
+    if result is None or len(shape) > len(result.axes):
+        return None
+    return with_table(call, result, (*shape[:-2], 1, 1), number)
 
 
 def einsum(call: OperationCall) -> Results:

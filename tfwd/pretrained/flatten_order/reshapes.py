@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tfwd.pretrained.flatten_order.axes import Axis, Division
 from tfwd.pretrained.flatten_order.layouts_in_torch import Arrangement, Layout, Place
 from tfwd.pretrained.flatten_order.made_axes import MergedAxis
-from tfwd.pretrained.flatten_order.orders import UnknownFeatureOrder
+from tfwd.pretrained.flatten_order.orders import IS_RESHAPE, UnknownFeatureOrder
 from tfwd.pretrained.flatten_order.pixel_shuffles import doubt_shuffled_channels
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,
@@ -45,7 +45,8 @@ def reshaped(tensor: TensorAxes, shape: Sizes, name: str, batch: Axis) -> Tensor
     """
     groups = _divided(tensor, shape)
     if groups is None or _regroups_flattened(tensor, groups):
-        reason = f"'{name}' is a reshape from {example_of(tensor.sizes)} to {example_of(shape)}"
+        sizes = f"from {example_of(tensor.sizes)} to {example_of(shape)}"
+        reason = f"'{name}' {IS_RESHAPE} {sizes}"
         return with_unknown_axes(shape, reason, batch)
     if all(
         len(group) == 1 and group[0].axis is tensor.axes[group[0].source]
@@ -230,7 +231,7 @@ class _Reshape:
     def _reason(self) -> str:
         shape = tuple(math.prod(u.axis.size or 0 for u in g) for g in self._groups)
         return (
-            f"'{self._name}' is a reshape between an image of {example_of(self._tensor.sizes)} and "
+            f"'{self._name}' {IS_RESHAPE} between an image of {example_of(self._tensor.sizes)} and "
             f"{example_of(shape)}"
         )
 

@@ -19,7 +19,8 @@ def time_distributed(call: Call) -> list[TensorAxes]:
         return call.run(inner, call.tensors, call.shapes)
     reason = f"'{call.name}' runs its layer along an axis of an image"
     for tensor in call.tensors:
-        _need_time_first(tensor, reason)
+        if not _may_move_channels(tensor):
+            _need_time_first(tensor, reason)
     is_first = all(map(_has_time_first, call.tensors))
     steps = [_step(tensor, reason) for tensor in call.tensors]
     results = call.run(inner, steps, [(shape[0], *shape[2:]) for shape in call.shapes])
@@ -37,6 +38,11 @@ def time_distributed(call: Call) -> list[TensorAxes]:
         same = outer.get(id(result.layout.find()))  # it has the axes of this input
         found.append(_with_time(result, same or call.tensors[0], keeps_layout=same is not None))
     return found
+
+
+def _may_move_channels(tensor: TensorAxes) -> bool:
+    """Returns True if a layer on the rows of an image does not show the order of the image."""
+    return tensor.is_image_of_caller() and len(tensor.axes) == 4
 
 
 def _need_time_first(tensor: TensorAxes, reason: str) -> None:
@@ -60,7 +66,9 @@ def _step(tensor: TensorAxes, reason: str) -> TensorAxes:
     """Returns one step of a sequence."""
     layout, time = tensor.layout, tensor.places[1]
     step = layout.find().step
-    if step is None or layout.is_restricted:
+    if _may_move_channels(tensor):
+        step = Layout(None, reason=layout.reason)
+    elif step is None or layout.is_restricted:
         possible = layout.possible
         if possible is not None and time is not None:
             possible = {(each[0], *each[2:]) for each in possible if each[1] is time.find()}
