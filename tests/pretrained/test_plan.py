@@ -187,6 +187,22 @@ def test_one_key_for_two_variables(folder):
     np.testing.assert_array_equal(model.layers[0].kernel, model.layers[1].kernel)
 
 
+def test_keys_with_and_without_the_prefix(folder):
+    """A head beside an encoder has no prefix in files of a classifier."""
+    given = tensors_of()
+    named = {key if "out" in key else f"net.{key}": value for key, value in given.items()}
+    save_file(named, folder / "model.safetensors")
+    whole = {path: f"net.{key}" if "out" not in key else key for path, key in MAPPING.items()}
+    for mapping in (MAPPING, whole):
+        model = model_of()
+        done = load(model, folder, mapping=mapping)
+        assert {step.key for step in done.steps} == set(named)
+        np.testing.assert_array_equal(model.weights[0], given["enc.0.weight"].T)
+        np.testing.assert_array_equal(model.weights[-1], given["out.weight"].T)
+    missing = {**MAPPING, "head": "outs"}
+    refused(model_of(), folder, "no key 'net.outs.", mapping=missing)
+
+
 def test_prefixes(folder):
     under = {f"net.{key}": value for key, value in tensors_of().items()}
     save_file({**under, "head.x": np.zeros(1)}, folder / "model.safetensors")

@@ -45,8 +45,7 @@ class FileLayouts:
     Args:
         source: The open file.
         targets: Variables of the model.
-        choices: Keys of the variables, without the prefix.
-        prefix: str. Beginning of all keys.
+        choices: Keys of the variables.
         keys: Keys of the file that `ignore` does not match.
         orders: Orders of features that the model shows, by the id of a layer.
     """
@@ -56,17 +55,16 @@ class FileLayouts:
         source: Source,
         targets: Sequence[Target],
         choices: Choices,
-        prefix: str,
         keys: Collection[str],
         orders: Mapping[int, LayerOrders],
     ) -> None:
         self._source, self._choices, self._orders = source, choices, orders
-        self._prefix, self._keys = prefix, keys
+        self._keys = keys
         self._by_id = {id(target.variable): target for target in targets}
         self._of_owner: dict[int, list[Target]] = {}
         for target in targets:
             self._of_owner.setdefault(id(target.owner), []).append(target)
-        self._styles = KeyStyles(source, self._of_owner, choices, prefix, keys)
+        self._styles = KeyStyles(source, self._of_owner, choices, keys)
 
     def layout(self, target: Target, name: str) -> tuple[Layout, str | None]:
         """Returns the layout in which the file has a variable, and an error, or None.
@@ -79,9 +77,7 @@ class FileLayouts:
         of_model = self._orders_of_model(target)
         transposed = self._styles.is_transposed(target, key, name)
         gain = gain_of(target, self._by_id)
-        if error := wrong_recurrent_bias(
-            target, key, transposed, self._prefix, self._source.entries
-        ):
+        if error := wrong_recurrent_bias(target, key, transposed, name, self._source.entries):
             return Layout.unchanged(target.shape), error
         if gain is not None:
             in_keras = not transposed or self._is_in_keras_order(gain.weight)
@@ -91,7 +87,7 @@ class FileLayouts:
             orders = self._orders_at(target, key)
             layout = layout_of(target, orders)
             if not has_known_use(target):  # it needs its own entry in the mapping
-                key = dataclasses.replace(key, name=name.removeprefix(self._prefix))
+                key = dataclasses.replace(key, name=name)
             error = unknown_layout(target, key, orders, of_model)
         else:
             orders = self._orders_at(target, key, inputs_first=True)
@@ -138,8 +134,9 @@ class FileLayouts:
             if side in of_model.axes and not isinstance(order, UnknownFeatureOrder):
                 axis, option, shape = of_model.axes[side], OPTIONS[side], options[side]
                 is_own = getattr(key, option) is not None
-                name = step.key.removeprefix(self._prefix)
-                yield Features(axis, order, target.path, option, shape, is_own, inputs_first, name)
+                yield Features(
+                    axis, order, target.path, option, shape, is_own, inputs_first, step.key
+                )
 
     def _orders_of_model(self, target: Target) -> LayerOrders:
         """Returns the orders at the owner of a variable that the model shows."""
@@ -186,7 +183,7 @@ class FileLayouts:
     def _is_in_keras_order(self, target: Target) -> bool:
         """Returns True if the file has a variable in Keras's order of axes."""
         key, names = self._choices.get(target.path, (Key(""), {}))
-        name = next((n for n in (self._prefix + each for each in names) if n in self._keys), None)
+        name = next((name for name in names if name in self._keys), None)
         return not self._styles.is_transposed(target, key, name)
 
     def _orders_of_unknown_use(

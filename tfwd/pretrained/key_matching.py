@@ -75,9 +75,12 @@ class KeyMatching:
         family = KeyRules(family_rules.keys if family_rules else {})
         # By path of a variable: its key in the mapping, and its possible keys in the file.
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
-        separator = separator_of(self._keys)
+        separator, own = separator_of(self._keys), set()  # paths that `mapping` matches
         for target in targets:
-            found = rules.keys(target) or family.keys(target)
+            by_mapping, by_family = rules.keys(target), family.keys(target)
+            found = by_mapping or by_family
+            if by_mapping:
+                own.add(target.path)
             if mapping is None and not found:
                 found = [("", Key(target.path, transposed=False), False)]
             keys = {(key.name, is_layer) for _, key, is_layer in found}
@@ -101,6 +104,8 @@ class KeyMatching:
         self.unused_family_keys = family.unused_keys()
         self._report_unused(rules)
         self.prefix = self._choose_prefix(prefix)
+        for path, choice in self._choices.items():
+            self._choices[path] = self._with_prefix(*choice, is_own=path in own)
 
     def steps(self, ignored: set[str]) -> list[Step]:
         """Returns each variable that has a tensor in the file, with this tensor.
@@ -109,9 +114,7 @@ class KeyMatching:
             ignored: Keys to treat as if the file lacked them.
         """
         self._keys = set(self._source.entries) - ignored
-        layouts = FileLayouts(
-            self._source, self._targets, self._choices, self.prefix, self._keys, self._orders
-        )
+        layouts = FileLayouts(self._source, self._targets, self._choices, self._keys, self._orders)
         found = [self._step(target, layouts) for target in self._targets]
         steps = [step for step in found if step is not None]
         self._report_repeated_keys(steps)
@@ -124,17 +127,15 @@ class KeyMatching:
         if target.path not in self._choices:
             return None
         _, names = self._choices[target.path]
-        return self.prefix + next(iter(names))
+        return next(iter(names))
 
     def _step(self, target: Target, layouts: FileLayouts) -> Step | None:
         """Returns the tensor of a variable; None if the file has none for it."""
         if target.path not in self._choices:
             return None
         key, names = self._choices[target.path]
-        found = [self.prefix + name for name in names]
-        found = [name for name in found if name in self._keys]
-        copies = [self.prefix + copy for copy in key.copies]
-        copies = [copy for copy in copies if copy in self._keys]
+        found = [name for name in names if name in self._keys]
+        copies = [copy for copy in key.copies if copy in self._keys]
         if not found and copies:
             found = [copies.pop(0)]
         if not found:
@@ -176,6 +177,23 @@ class KeyMatching:
             f"prefix={prefix!r}: no key begins with it; the keys are found with prefix={found!r}"
         )
         return found
+
+    def _with_prefix(
+        self, key: Key, names: dict[str, bool | None], is_own: bool
+    ) -> tuple[Key, dict[str, bool | None]]:
+        """Adds the prefix to the possible keys of a variable, and to its copies.
+
+        Args:
+            key, names: Its key in the mapping, and its possible keys without the prefix.
+            is_own: bool. True if the mapping of the call has the key. It may then have the prefix
+                already, or it may be a key that has no prefix, such as that of a head.
+        """
+        full = {self.prefix + name: style for name, style in names.items()}
+        is_whole = is_own and self._keys.isdisjoint(full) and not self._keys.isdisjoint(names)
+        copies = (
+            copy if copy in self._keys and is_whole else self.prefix + copy for copy in key.copies
+        )
+        return dataclasses.replace(key, copies=tuple(copies)), names if is_whole else full
 
     def _find_prefix(self) -> str:
         names = [names for _, names in self._choices.values()]

@@ -29,8 +29,7 @@ class KeyStyles:
     Args:
         source: The open file.
         of_owner: Variables of each layer that has variables, by the id of the layer.
-        choices: Keys of the variables, without the prefix.
-        prefix: str. Beginning of all keys.
+        choices: Keys of the variables.
         keys: Keys of the file that `ignore` does not match.
     """
 
@@ -39,11 +38,10 @@ class KeyStyles:
         source: Source,
         of_owner: Mapping[int, Sequence[Target]],
         choices: Choices,
-        prefix: str,
         keys: Collection[str],
     ) -> None:
         self._of_owner, self._choices = of_owner, choices
-        self._prefix, self._keys = prefix, keys
+        self._keys = keys
         self._shapes = {key: entry.shape for key, entry in source.entries.items()}
         endings = {last_component(key) for key in keys}
         self._has_keras_endings = not endings.isdisjoint(_KERAS_ENDINGS)
@@ -58,7 +56,7 @@ class KeyStyles:
         """Returns the style of each key of a variable, and of each copy, as in `possible_keys`."""
         key, names = self._choices[target.path]
         copies = {copy: style_of_copy(target, copy, names) for copy in key.copies}
-        return {self._prefix + name: is_torch for name, is_torch in {**copies, **names}.items()}
+        return {**copies, **names}
 
     def is_transposed(self, target: Target, key: Key, name: str | None) -> bool:
         """Returns True if the file has a tensor in PyTorch's order of axes.

@@ -15,6 +15,7 @@ from tfwd.pretrained.loading_plan import Plan, PlanError
 from tfwd.pretrained.plan_builder import build_plan
 from tfwd.pretrained.published_layers import (
     argument_problems,
+    notes_on_mapping,
     published_layers,
     rules_of_layers,
 )
@@ -47,7 +48,8 @@ def plan(
             a `Key` with more properties. Default None: a layer of `tfwd.layers.transformer` that
             `from_config` made has the keys of its family. All other keys are paths.
         prefix: str. Beginning of all keys. Default None, for the prefix with which most keys are
-            found.
+            found. Keys in `mapping` may have the prefix or not. If the file has such a key only as
+            it is written, as that of a head may be, this key counts.
         ignore: str or list of str. Patterns for keys that are not loaded, also if a variable
             has the key. Such a variable needs `allow_missing`. Default none.
         allow_missing: str or list of str. Patterns for paths of variables that keep their values if
@@ -106,6 +108,8 @@ def plan(
             )
             problems = argument_problems(published, made.steps, opened, workers)
             made.mistakes = [*problems, *(each for each in made.mistakes if each not in problems)]
+            if mapping is not None and family_rules is None:
+                made.notes += notes_on_mapping(published, made.missing)
             return made
 
 

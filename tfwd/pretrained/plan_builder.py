@@ -10,6 +10,7 @@ import keras
 from tfwd.path_patterns import PatternIndex, compiled, matches
 from tfwd.pretrained.key_matching import KeyMatching
 from tfwd.pretrained.key_rules import FamilyRules, KeyMapping, last_component
+from tfwd.pretrained.layouts import Step
 from tfwd.pretrained.loading_plan import Plan
 from tfwd.pretrained.similar_names import hints
 from tfwd.pretrained.sources.base import Source
@@ -58,6 +59,7 @@ def build_plan(
         key for key in unused if key in ignored or is_unwanted(key) or _is_buffer(source, key)
     }
     allowed = _allowed_paths(allow_missing, missing, targets, matching)
+    matching.mistakes += _shared_keys(allow_missing, steps)
     return Plan(
         model=model,
         source=source.path,
@@ -111,6 +113,25 @@ def _allowed_paths(
         if not _matches_any([pattern], *paths)
     ]
     return allowed
+
+
+def _shared_keys(patterns: list[str], steps: list[Step]) -> list[str]:
+    """Returns the errors of patterns for a layer whose keys another layer has too.
+
+    An example is one of two encoders in a model, each of which has its own file.
+    """
+    others = {step.key: step.target.path for step in steps if not _matches(patterns, step)}
+    errors = []
+    for pattern in patterns:
+        shared = [s for s in steps if s.key in others and _matches([pattern], s)]
+        if shared:
+            path, key = shared[0].target.path, shared[0].key
+            errors.append(
+                f"allow_missing: {pattern!r} matches '{path}', but the file has its key '{key}', "
+                f"also for '{others[key]}': if one of these layers has another file, call load "
+                "for each layer, not for the model; otherwise change the pattern"
+            )
+    return errors
 
 
 def _missing_errors(
@@ -198,6 +219,10 @@ def _key_matcher(patterns: Iterable[str], prefix: str) -> Callable[[str], set[in
         return {i for text in texts for i, _ in index.matches(text)}
 
     return matching_patterns
+
+
+def _matches(patterns: list[str], step: Step) -> bool:
+    return _matches_any(patterns, step.target.path)
 
 
 def _matches_any(patterns: list[str], *paths: str) -> bool:

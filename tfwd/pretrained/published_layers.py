@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -53,6 +53,21 @@ def rules_of_layers(
     return dataclasses.replace(FamilyRules.of_all(parts), problems=())
 
 
+def notes_on_mapping(layers: Sequence[tuple[Any, str]], missing: Collection[str]) -> Iterator[str]:
+    """Yields how a mapping for other layers keeps the keys of the layers in a model.
+
+    Args:
+        layers: Layers, from `published_layers`.
+        missing: Paths of the variables without a key.
+    """
+    for layer, prefix in layers:
+        if layer.family_rules(prefix) and any(path.startswith(prefix) for path in missing):
+            yield (
+                f"with a mapping, layer '{layer.name}' has no keys of its own: to keep them, give "
+                f"family_rules=layer.family_rules({prefix!r}) too"
+            )
+
+
 def argument_problems(
     layers: Sequence[tuple[Any, str]], steps: Sequence[Step], source: Source, workers: Any
 ) -> list[str]:
@@ -79,7 +94,13 @@ def argument_problems(
     config, error = workers.json_from_chief(lambda: _config_at(path))
     if error:
         return [error]
-    return [each for layer in loaded for each in layer.argument_problems(path, config)]
+    problems = [each for layer in loaded for each in layer.argument_problems(path, config)]
+    if problems and len(loaded) > 1:
+        problems.append(
+            "the file is for several layers: if a layer has another file, call load for each "
+            "layer, not for the model"
+        )
+    return problems
 
 
 def _config_at(path: str) -> tuple[Mapping[str, Any] | None, str | None]:

@@ -13,7 +13,7 @@ from tfwd.pretrained.target_variables import Target
 
 
 def wrong_recurrent_bias(
-    target: Target, key: Key, transposed: bool, prefix: str, keys: Collection[str]
+    target: Target, key: Key, transposed: bool, name: str, keys: Collection[str]
 ) -> str | None:
     """Returns the error for a bias of a recurrent layer in PyTorch's form; None without one.
 
@@ -21,7 +21,7 @@ def wrong_recurrent_bias(
         target: The variable.
         key: Its key in the mapping.
         transposed: bool. True if the file has the outputs of a kernel first, as in PyTorch.
-        prefix: str. Beginning of all keys.
+        name: str. Its key in the file.
         keys: Keys of the file.
     """
     owner = target.owner
@@ -30,7 +30,7 @@ def wrong_recurrent_bias(
     last = last_component(key.name)
     is_half = last.startswith(("bias_ih", "bias_hh"))
     new = key.name.removesuffix(last) + re.sub("^bias_[ih]h", "bias", last)
-    other_half = prefix + key.name.removesuffix(last) + _other_half(last)
+    other_half = name.removesuffix(last) + _other_half(last)
     if key.transposed is False and not (is_half and other_half in keys):
         return None
     is_gru = isinstance(owner, keras.layers.GRUCell)

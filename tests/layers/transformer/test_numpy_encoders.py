@@ -197,6 +197,44 @@ def test_layers_inside_a_model_know_their_keys(tmp_path):
     assert plan(dropped, tmp_path, ignore=r"pooler\..*").problems() == []
 
 
+def test_a_head_beside_an_encoder(tmp_path):
+    """The encoder's keys have a prefix, and the head's keys have none."""
+    config, tensors = by_hand.publish(tmp_path)
+    prefixed(tmp_path, "bert.")
+    w, b = np.ones((3, 12), "float32") / 7, np.arange(3, dtype="float32")
+    stored = load_file(tmp_path / "model.safetensors")
+    stored |= {"classifier.weight": w, "classifier.bias": b}
+    save_file(stored, tmp_path / "model.safetensors")
+    ids = keras.Input((None,), dtype="int32")
+    bert = T.Bert.from_config(tmp_path, name="bert", add_pooler=True)
+    head = keras.layers.Dense(3, name="head")
+    model = keras.Model(ids, head(bert(ids)["pooler_output"]))
+    mapping = {"head": "classifier"}
+    with pytest.raises(PlanError, match=r"give family_rules=layer.family_rules\('bert/'\) too"):
+        load(model, tmp_path, mapping=mapping)
+    load(model, tmp_path, mapping=mapping, family_rules=bert.family_rules("bert/"))
+    _, pooled = by_hand.encode(config, tensors, IDS)
+    np.testing.assert_allclose(model(IDS), pooled @ w.T + b, rtol=1e-4, atol=1e-4)
+
+
+def test_two_encoders_of_two_files(tmp_path):
+    """A pattern for missing variables does not say that a layer has another file."""
+    by_hand.publish(tmp_path)
+    ids = keras.Input((None,), dtype="int32")
+    question, document = (T.Bert.from_config(tmp_path, name=n) for n in ("question", "document"))
+    model = keras.Model(ids, [question(ids), document(ids)])
+    before = document.get_weights()
+    ignored = {"ignore": r"pooler\..*"}
+    with pytest.raises(PlanError, match="also for 'question/.*call load for each layer"):
+        load(model, tmp_path, allow_missing="document/.*", **ignored)
+    load(question, tmp_path, **ignored)
+    for ours, theirs in zip(document.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    load(model, tmp_path, **ignored)  # both from one file
+    for ours, theirs in zip(document.weights, question.weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_a_t5_knows_its_keys():
     folder = Path(__file__).parent / "published" / "t5_gated"
     t5, decoder = T.T5.from_config(folder), T.T5Stack.from_config(folder, is_decoder=True)
