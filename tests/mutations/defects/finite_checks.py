@@ -317,4 +317,25 @@ DEFECTS = [
         "pass",
         ("tests/callbacks/test_finite_check_losses_with_state.py",),
     ),
+    Defect(
+        "a loss is NaN if its product with weights is",
+        "tfwd/numerics/causes/loss_rows.py",
+        "return math.isnan(bad[0]) if bad else",
+        "return",
+        ("tests/numerics/test_weights_of_losses.py", "-k", "infinite_loss"),
+    ),
+    Defect(
+        "the rows of a random loss are those of another draw",
+        "tfwd/numerics/causes/loss_rows.py",
+        "return any(not _is_close(loss_of(rows), loss_of(rows)) for rows in groups)",
+        "return False",
+        ("tests/numerics/test_rows_of_losses.py", "-k", "random"),
+    ),
+    Defect(
+        "all rows of a loss that needs several examples are bad",
+        "tfwd/numerics/causes/loss_rows.py",
+        "return bad if is_bad(numbers[~beside]) else beside",
+        "return bad",
+        ("tests/numerics/test_rows_of_losses.py", "-k", "several"),
+    ),
 ]

@@ -133,4 +133,25 @@ DEFECTS = [
         "is_repetition=True",
         ("tests/pretrained/test_repeated_channels.py",),
     ),
+    Defect(
+        "a matrix for each position is only on the summed axis",
+        "tfwd/pretrained/flatten_order/product_operations.py",
+        "(*shape[:-2], 1, 1)",
+        "(1,) * len(shape)",
+        ("tests/pretrained/test_matrices_per_position.py", "-k", "capsule"),
+    ),
+    Defect(
+        "a softmax of zeros has other entries at each position",
+        "tfwd/pretrained/flatten_order/elementwise_operations.py",
+        "if operation.type in _OF_EQUAL:",
+        "if False:",
+        ("tests/pretrained/test_matrices_per_position.py", "-k", "routed"),
+    ),
+    Defect(
+        "a layer on the rows of an input image shows the image's order",
+        "tfwd/pretrained/flatten_order/time_steps.py",
+        "return tensor.is_image_of_caller() and len(tensor.axes) == 4",
+        "return False",
+        ("tests/pretrained/test_shapes_that_fit_two_orders.py", "-k", "rows"),
+    ),
 ]

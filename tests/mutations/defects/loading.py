@@ -199,4 +199,18 @@ DEFECTS = [
         "            warned: list[str] = []",
         ("tests/pretrained/test_plan.py", "-k", "missing"),
     ),
+    Defect(
+        "a key without the prefix is not found",
+        "tfwd/pretrained/key_matching.py",
+        "is_whole = is_own and ",
+        "is_whole = False and ",
+        ("tests/pretrained/test_plan.py", "-k", "prefix"),
+    ),
+    Defect(
+        "a pattern for missing variables may match a second encoder",
+        "tfwd/pretrained/plan_builder.py",
+        "matching.mistakes += _shared_keys(allow_missing, steps)",
+        "pass",
+        ("tests/layers/transformer/test_numpy_encoders.py", "-k", "two_encoders"),
+    ),
 ]
