@@ -78,3 +78,46 @@ def test_steps_of_a_flattened_image(tmp_path):
     load(model, tmp_path, mapping=names)
     in_torch = pointwise(X).transpose(0, 3, 1, 2).reshape(3, 6, 4)
     np.testing.assert_allclose(model(X), np.tanh(in_torch[:, -1] @ k.T), rtol=1e-4, atol=1e-4)
+
+
+ALONG = {
+    "cumsum": lambda x: np.cumsum(x, 1),
+    "slice": lambda x: x[:, :5],
+    "pool": lambda x: x.reshape(len(x), 6, 2, -1).max(2),
+}
+
+
+class Along(layers.Layer):
+    """Acts along the capsules, before a matrix on the numbers of each capsule."""
+
+    def __init__(self, form):
+        super().__init__(name="caps")
+        self.form = form
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 5), name="w")
+
+    def call(self, x):
+        if self.form == "cumsum":
+            x = tf.cumsum(x, 1)
+        elif self.form == "slice":
+            x = x[:, :5]
+        else:
+            x = tf.nn.max_pool1d(x, 2, 2, "VALID")
+        return x @ tf.convert_to_tensor(self.w)
+
+
+@pytest.mark.parametrize("form", ALONG)
+def test_an_operation_along_capsules_before_a_maximum(form, tmp_path):
+    """PyTorch's capsules are others, if no `Permute` makes them the same. No weight follows."""
+    w = RNG.normal(size=(2, 5))
+    inputs = keras.Input((2, 3, 4))
+    capsules = layers.Reshape((12, 2))(conv()(inputs))
+    model = keras.Model(inputs, layers.GlobalMaxPooling1D()(Along(form)(capsules)))
+    saved(tmp_path, CONV, {"w": w})
+    names = {"c": "c", "caps/w": Key("w", transposed=False)}
+    with pytest.raises(PlanError, match="'caps/w': the model chooses single features"):
+        load(model, tmp_path, mapping=names)
+    load(model, tmp_path, mapping={**names, "caps/w": Key("w", transposed=False, flattened=())})
+    in_torch = ALONG[form](pointwise(X).reshape(3, 12, 2))  # a model with the channels last
+    np.testing.assert_allclose(model(X), (in_torch @ w).max(1), rtol=1e-4, atol=1e-4)

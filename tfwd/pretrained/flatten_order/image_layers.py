@@ -120,6 +120,7 @@ def _needed(tensor: TensorAxes, order: Sequence[int]) -> tuple[Place, ...]:
 def _with_other_entries(call: Call, axis: Axis | None, size: int | None) -> Axis | None:
     """Returns an axis after a layer that combines its entries, also if its size stays."""
     if size == 1 or axis is None:
+        call.recorder.record_reduction(axis)
         return _resized(call, axis, size)
     kind = CroppedAxis if isinstance(call.layer, groups.CROPPING_LAYERS) else DependentAxis
     return kind(size, [axis], f"'{call.name}' {CHANGES_FEATURES}")

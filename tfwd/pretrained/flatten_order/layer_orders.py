@@ -88,8 +88,8 @@ class OrderRecorder:
     def __init__(self) -> None:
         self.matches: list[tuple[Axis, Axis, str]] = []
         self._axes: list[tuple[Any, Side, Axis | None]] = []
-        # Axes, and the numbers of earlier records of axes and of plain axes.
-        self._choices: list[tuple[Axis, int, int]] = []
+        # Axes, the numbers of earlier records of axes and of plain axes, and if it is a reduction.
+        self._choices: list[tuple[Axis, int, int, bool]] = []
         self._plain: list[_Plain] = []
         self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
         self._orders: dict[int, LayerOrders] = {}
@@ -129,19 +129,24 @@ class OrderRecorder:
         used = [place for place in places if place is not None]
         self._layouts += [(layer, layout, used, reason) for layer in layers]
 
-    def record_choice(self, axis: Axis | None) -> None:
+    def record_choice(self, axis: Axis | None, *, is_reduction: bool = False) -> None:
         """Records that the model chooses single entries of an axis by their numbers.
 
         If PyTorch has another order, these are other entries. The layers that are called later then
         have unknown inputs.
+
+        Args:
+            axis: The axis.
+            is_reduction: bool. True if the model has the sum or maximum of chosen entries. If no
+                layer is called later, the inputs of the layer before are unknown. Default False.
         """
         if axis is not None:
-            self._choices.append((axis, len(self._axes), len(self._plain)))
+            self._choices.append((axis, len(self._axes), len(self._plain), is_reduction))
 
     def record_reduction(self, axis: Axis | None) -> None:
         """Records that the model sums over an axis. It may have other entries in PyTorch."""
         if axis is not None and axis.find().has_chosen_entries:
-            self.record_choice(axis)
+            self.record_choice(axis, is_reduction=True)
 
     def must_be_plain(self, axis: Axis, reason: str) -> None:
         """Notes that later layers do not know the order of an axis that differs from PyTorch's."""
@@ -176,12 +181,14 @@ class OrderRecorder:
             if side == "outputs" and order is not None:
                 order = _of_outputs(layer, order)
             self.record(layer, side, order)
-        for axis, number, number_of_plain in self._choices:
+        for axis, number, number_of_plain, is_reduction in self._choices:
             if known.of(axis) is not None:
                 later = [layer for layer, *_ in self._axes[number:]]
                 later += [plain.layer for plain in self._plain[number_of_plain:]]
                 recorded_ids = {id(layer) for layer, *_ in (*self._axes, *self._plain)}
                 later += [layer for layer in layers if id(layer) not in recorded_ids]  # tables
+                if is_reduction and not any(map(_keras.layers.held_weights, later)):
+                    later += [each[0] for each in (*self._axes[:number], *self._plain)][-1:]
                 reason = "the model chooses single features of a flattened image"
                 for layer in later:
                     self.record(layer, "inputs", UnknownFeatureOrder(reason))
