@@ -137,7 +137,6 @@ def test_the_iterations_that_a_schedule_gets():
     assert "for iterations = 2." in report.causes[0].evidence
 
 
-@pytest.mark.slow
 def products(y, p):
     return tf.reduce_mean(y * p * 1e3, -1)
 
@@ -163,6 +162,14 @@ def test_labels_that_are_too_large(loss):
     assert "logarithm" not in cause.evidence
     assert "scale the labels" in cause.advice
     assert "divisor" not in cause.advice
+
+
+def test_labels_whose_squares_add_up_to_infinity():
+    x, y = data(2)
+    labels = np.full_like(y, 1.5e19)
+    assert np.isfinite(labels[0] ** 2).all()
+    (cause,) = report_of(dense(), x, labels).causes
+    assert "'y' reaches 1.5e+19, and a sum of such squares is infinite" in cause.evidence
 
 
 def test_weights():

@@ -141,11 +141,13 @@ def _check_labels(loss: Loss, found: Findings) -> None:
         in_bad_rows = values[bad] if bad.any() else values
         is_unknown = labels_and_predictions(evidence) is None
         are_equal = loss.is_nan and is_unknown and bool(equal_text("labels", values))
-        if values.size and np.abs(in_bad_rows).max() > SQUARED_IS_FINITE:
+        largest = float(np.abs(in_bad_rows).max()) if values.size else 0.0
+        if largest > SQUARED_IS_FINITE:
             square = "and a square or a product of such a number may be infinite"
             if "squared" in loss.of_keras.lower():
-                square = "whose square is infinite"
-            found.signs.append(f"'{name}' reaches {np.abs(in_bad_rows).max():.3g}, {square}")
+                is_sum = largest**2 <= float(np.finfo("float32").max)
+                square = f"{'and a sum of such squares' if is_sum else 'whose square'} is infinite"
+            found.signs.append(f"'{name}' reaches {largest:.3g}, {square}")
             found.advice.append("scale the labels")
             found.labels_are_large = True
         elif not loss.squares and class_labels.has_columns(values):
