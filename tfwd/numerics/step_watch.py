@@ -78,6 +78,7 @@ class Watch:
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
         self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
+        self._trained: set[_LayerCall] = set()  # whose outputs may depend on trainable weights
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
         self._has_users = any(
@@ -184,7 +185,7 @@ class Watch:
         leaf = isinstance(layer, _keras.layer_wrappers.NoAutographLayer) or _loops(layer)
         self._leaf += leaf
         try:
-            self._inputs(path, layer, args, kwargs)
+            depends = self._inputs(path, layer, args, kwargs)
             sequence = self._sequence(layer, own, args, kwargs) if self._closely else None
             hides_nan = _hides_nan(layer)
             with self._pre_activation(layer, path) if hides_nan else contextlib.nullcontext():
@@ -193,14 +194,23 @@ class Watch:
             self._leaf -= leaf
             self._path.pop()
             self._kinds_of_layers.pop()
+        if depends or layer.trainable_weights:  # the call may have made them
+            self._trained.add((path, self._calls[path]))
         moves = type(layer).__name__ in MOVING_LAYERS and _keras.is_of_keras(type(layer))
         look = self._closely or not (hides_nan or moves)
         return tf.nest.map_structure(
             lambda value: self._output(path, layer, value, look, sequence), outputs
         )
 
-    def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> None:
-        """Checks inputs that are not outputs of a layer. Records the source of the other inputs."""
+    def _inputs(self, path: str, layer: Any, args: tuple, kwargs: dict) -> bool:
+        """Checks inputs that are not outputs of a layer. Records the source of the other inputs.
+
+        Returns:
+            True if an input may depend on trainable weights.
+        """
+        # Other code may compute a new input of any output, and of the model's own weights.
+        may_be_trained = bool(self._trained or _keras.layers.held_weights(self.model))
+        depends = False
         for value in tf.nest.flatten((args, kwargs)):
             if not isinstance(value, tf.Tensor):
                 continue
@@ -215,6 +225,8 @@ class Watch:
                 self._followers.setdefault(giver, []).append(path)
                 if not _keras.is_of_keras(type(layer)):
                     self._before_users.add(giver[0])
+            depends |= may_be_trained if giver is None else giver in self._trained
+        return depends
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """Returns the outputs at all time steps of a recurrent layer that returns only the last."""
@@ -240,10 +252,11 @@ class Watch:
             return value
         if look:
             self.check("output", path, value, layer, sequence)
-        if self._closely or self._has_users:
+        call = path, self._calls[path]
+        if (self._closely or self._has_users) and call in self._trained:
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
-        self._given[id(value)] = path, self._calls[path]
+        self._given[id(value)] = call
         return value
 
     def _note_cast(self, value: Any, cast: Any) -> None:

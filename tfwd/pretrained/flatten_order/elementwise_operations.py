@@ -5,11 +5,18 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfwd.pretrained.flatten_order.axes import Axis
-from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.merges import combined
 from tfwd.pretrained.flatten_order.needed_places import need_last_for_softmax, need_second
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
-from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made, with_unknown_axes
+from tfwd.pretrained.flatten_order.tensor_axes import (
+    Sizes,
+    TensorAxes,
+    has_natural_order,
+    in_order,
+    like,
+    made,
+    with_unknown_axes,
+)
 
 # Results of these operations on equal entries are equal.
 _OF_EQUAL = ("ExpandDims", "Identity", "Reshape", "Softmax", "Squeeze", "StridedSlice", "Transpose")
@@ -47,19 +54,41 @@ def with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: in
             new[n] = Axis(call.shapes[0][n], is_repetition=is_equal)
         if not is_equal:
             call.joins_table(number, axes)
-        return made(new, f"'{call.name}' combines tensors in several orders of axes")
+        text = f"'{call.name}' combines tensors in several orders of axes"
+        return in_order(new, text) if call.owners and result.is_as_in_keras() else made(new, text)
     if is_equal or not call.joins_table(number, axes):
         return result
+    if (len(used) > 1 or call.owners) and not _is_bias(call, number):
+        return _with_weights(call, result, used)
+    return result
+
+
+def _with_weights(call: OperationCall, result: TensorAxes, used: list[int]) -> TensorAxes:
+    """Returns a tensor after a product or sum with a weight for entries of some axes.
+
+    A weight `[channels]` has the channels last in PyTorch too, and `[channels, 1, 1]` has them
+    first. The model does not show which one PyTorch has.
+    """
     layout = result.layout
-    if len(used) > 1 and not result.is_as_in_keras():
-        text = f"'{call.name}' has weights for the positions of an image of {result.sizes[1:]}"
-        if layout.known is not None:
-            layout = Layout(None, reason=text, is_contradictory=True)
-            return TensorAxes(result.axes, result.places, layout)
-        if layout.is_open and layout.possible is None:
-            layout.contradict(text)
+    if result.is_as_in_keras() or len(result.used) < 3 or result.is_image_of_caller():
+        return result
+    part = "channels" if used == [len(result.axes) - 1] else "positions"
+    text = f"'{call.name}' has weights for the {part} of an image of {result.sizes[1:]}"
+    if layout.known is not None:
+        return like(result, result.axes, text, is_contradictory=True)
+    is_clear = len(used) < 2 and has_natural_order(result.axes)
+    if layout.is_open and layout.possible is None and not is_clear:
+        layout.contradict(text)
+    if len(used) > 1:
         layout.drop_default(text)
     return result
+
+
+def _is_bias(call: OperationCall, number: int) -> bool:
+    """Returns True if an input is the bias of a convolution, which PyTorch's convolution adds."""
+    others = [each.op.type for n, each in enumerate(call.operation.inputs) if n != number]
+    is_sum = call.traced.kind in ("Add", "BiasAdd")
+    return is_sum and any("Conv" in kind for kind in others)
 
 
 def _has_equal_entries(operation: tf.Operation) -> bool:

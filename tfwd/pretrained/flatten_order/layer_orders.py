@@ -11,7 +11,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order
-from tfwd.pretrained.flatten_order.layer_groups import ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, ORDER_PRESERVING_LAYERS
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.made_axes import JoinedAxis, with_uses
 from tfwd.pretrained.flatten_order.orders import (
@@ -26,6 +26,7 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
     before_convolutions,
     kernel_owners,
+    number_of_outputs,
     unexplained_sizes,
 )
 
@@ -77,6 +78,19 @@ class _Plain(NamedTuple):
     is_own: bool
 
 
+class _Hidden(NamedTuple):
+    """Layers that the model calls in code that is not seen. Its results may be their outputs.
+
+    Attributes:
+        layers, inputs, results, reason: As in `OrderRecorder.record_hidden`.
+    """
+
+    layers: Sequence[Any]
+    inputs: tuple[Axis, ...]
+    results: tuple[Axis, ...]
+    reason: str
+
+
 class OrderRecorder:
     """Recorder of the axes at the calls of each layer. Conflicting orders become unknown.
 
@@ -92,6 +106,7 @@ class OrderRecorder:
         self._choices: list[tuple[Axis, int, int, bool]] = []
         self._plain: list[_Plain] = []
         self._layouts: list[tuple[Any, Layout | None, list[Any], str]] = []
+        self._hidden: list[_Hidden] = []
         self._orders: dict[int, LayerOrders] = {}
         # The order at the first call, by the layer's id and the side.
         self._first: dict[tuple[int, str], FeatureOrder] = {}
@@ -128,6 +143,27 @@ class OrderRecorder:
         """
         used = [place for place in places if place is not None]
         self._layouts += [(layer, layout, used, reason) for layer in layers]
+
+    def record_hidden(
+        self,
+        layers: Sequence[Any],
+        inputs: Sequence[Axis],
+        results: Sequence[Axis],
+        reason: str,
+    ) -> None:
+        """Records layers that are called in code that is not seen, such as a branch or a loop.
+
+        Their outputs may be the results, or may be added to the inputs. So their order is unknown
+        if a result becomes an image or meets flattened features. It is also unknown if an input
+        has as many flattened features.
+
+        Args:
+            layers: The layers. Layers on images are left out.
+            inputs, results: Axes that the code takes and returns.
+            reason: Clause that says why the order is unknown.
+        """
+        others = [layer for layer in layers if not isinstance(layer, IMAGE_LAYERS)]
+        self._hidden.append(_Hidden(others, tuple(inputs), tuple(results), reason))
 
     def record_choice(self, axis: Axis | None, *, is_reduction: bool = False) -> None:
         """Records that the model chooses single entries of an axis by their numbers.
@@ -195,12 +231,30 @@ class OrderRecorder:
         for layer, layout, places, reason in self._layouts:
             if layout is None or not layout.is_natural(places):
                 self.record(layer, "inputs", UnknownFeatureOrder(reason))
+        for hidden in self._hidden:
+            is_met = self._meets_flattened(hidden, known)
+            sizes = {axis.size for axis in hidden.inputs if known.of(axis) is not None}
+            for layer in hidden.layers:
+                if is_met or number_of_outputs(layer) in sizes:
+                    self.record(layer, "outputs", UnknownFeatureOrder(hidden.reason))
         for plain in self._plain:
             orders = [order for axis in plain.axes if (order := known.of(axis)) is not None]
             if orders:
                 if not isinstance(orders[0], UnknownFeatureOrder):
                     orders[0] = UnknownFeatureOrder(plain.reason)
                 self.record(plain.layer, plain.side, orders[0])
+
+    def _meets_flattened(self, hidden: _Hidden, known: Orders) -> bool:
+        """Returns True if results of hidden code become an image, or meet flattened features."""
+        results = {axis.find() for axis in hidden.results}
+        divisions = [division for axis in results for division in axis.divisions]
+        pairs = [(first.find(), second.find()) for first, second, _ in self.matches]
+        met = [one for pair in pairs for one in pair if not results.isdisjoint(pair)]
+        orders = [
+            *(division.order(known) for division in divisions),
+            *(known.of(axis) for axis in met if axis not in results),
+        ]
+        return any(order is not None for order in orders)
 
     def _note_axes(self, known: Orders) -> None:
         """Notes which features each layer has, and the axes that Keras makes them of."""
@@ -327,6 +381,9 @@ class OrderRecorder:
             )
             if any(len(each) > is_kernel and each[axis] == math.prod(shape) for each in shapes):
                 self.record(owner, side, UnknownFeatureOrder(reason))
+            # A sum or a product with the flattened tensor is possible.
+            if side == "inputs" and number_of_outputs(owner) == math.prod(shape):
+                self.record(owner, "outputs", UnknownFeatureOrder(reason))
 
 
 def _of_outputs(layer: Any, order: FeatureOrder) -> FeatureOrder:

@@ -28,6 +28,7 @@ from tfwd.pretrained.flatten_order.reshapes import reshaped
 from tfwd.pretrained.flatten_order.tensor_axes import (
     TensorAxes,
     appended,
+    entries,
     in_order,
     made,
     permuted,
@@ -52,7 +53,7 @@ def outputs_of_layer(call: Call) -> list[TensorAxes]:
 def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
     """Returns the outputs of a layer whose call cannot be seen, and of layers of tfwd."""
     inside = _keras.layers.all_layers(call.layer)
-    axes = [axis for tensor in call.tensors for axis in tensor.entries if axis is not call.batch]
+    axes = entries(call.tensors, call.batch)
     has_images = any(isinstance(inner, groups.IMAGE_LAYERS) for inner in inside)
     reason = f"the model does not show what '{call.name}' does with its inputs"
     if has_images:
@@ -75,7 +76,9 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
         for side, shape, text in unseen_images(inside, has_images=True):
             call.recorder.record_unseen(side, shape, inside, text)
         call.recorder.record_unexplained(inside, set())
-        return [with_unknown_axes(shape, reason, call.batch) for shape in call.shapes]
+        results = [with_unknown_axes(shape, reason, call.batch) for shape in call.shapes]
+        call.recorder.record_hidden(inside, axes, entries(results, call.batch), reason)
+        return results
     call.recorder.record_plain(inside, "inputs", axes, f"'{call.name}' has flattened features")
     results = []
     for shape in call.shapes:
@@ -88,6 +91,8 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
         if shape and shape[0] == call.batch.size:
             new[0] = call.batch
         results.append(in_order(new) if is_known else made(new, reason, natural=()))
+    new = [axis for axis in entries(results, call.batch) if axis not in axes]
+    call.recorder.record_hidden(inside, axes, new, reason)
     return results
 
 
@@ -119,6 +124,7 @@ def _recurrent(call: Call) -> list[TensorAxes]:
     states = [t.last for t in call.tensors[1:]]
     reason = f"'{call.name}' {HAS_STEPS}"
     from_state = f"'{call.name}' takes flattened features as its state"
+    in_cells: list[Any] = []  # layers in cells of users
     for cell in cells:
         call.recorder.record_axis(cell, "inputs", tensor.last)
         call.recorder.record_plain([cell], "inputs", [tensor.axes[1]], reason)
@@ -128,6 +134,7 @@ def _recurrent(call: Call) -> list[TensorAxes]:
             inner = [each for each in _keras.layers.all_layers(cell)]
             text = f"the cell '{cell.name}' takes a flattened image, or an image"
             call.recorder.record_plain(inner, "inputs", [tensor.last], text)
+            in_cells += inner
             if len(tensor.axes) > 3:
                 call.recorder.record_kernels(inner)
                 call.recorder.record_unexplained(inner, set())
@@ -144,6 +151,8 @@ def _recurrent(call: Call) -> list[TensorAxes]:
         inside = _keras.layers.all_layers(layer)
         text = f"its outputs become an image after '{call.name}'"
         call.recorder.record_plain(inside, "outputs", [axes[-1]], text)
+        text = f"the outputs of '{call.name}' become an image, and its cell may take them too"
+        call.recorder.record_plain(in_cells, "inputs", [axes[-1]], text)
         if len(each) > 3:
             results.append(with_unknown_axes(each, reason, call.batch))
         else:

@@ -13,7 +13,7 @@ from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
 from tfwd.pretrained.flatten_order.made_axes import dependent_axis
 from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
-from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, with_unknown_axes
+from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, entries, with_unknown_axes
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation, value_of_constant
 
 
@@ -68,7 +68,10 @@ class OperationCall:
         """Returns results of which nothing is known."""
         reason = f"the model does not show what '{self.name}' does with its inputs"
         self.recorder.record_plain(self.owners, "inputs", [Axis(2, doubt=reason)], reason)
-        return [with_unknown_axes(shape, reason, self.batch) for shape in self.shapes]
+        results = [with_unknown_axes(shape, reason, self.batch) for shape in self.shapes]
+        given, made = (entries(tensors, self.batch) for tensors in (self.known, results))
+        self.recorder.record_hidden(self.owners, given, made, reason)
+        return results
 
     def reads(self, axes: Sequence[Axis | None], side: str = "inputs") -> None:
         """Notes that the operation uses variables along some axes."""

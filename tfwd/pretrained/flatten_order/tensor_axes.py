@@ -61,6 +61,11 @@ class TensorAxes:
         return self.layout.known == tuple(place.find() for place in self.used)
 
 
+def entries(tensors: Sequence[TensorAxes], batch: Axis) -> list[Axis]:
+    """Returns the axes of tensors that are not of size 1, without the axis of the examples."""
+    return [axis for tensor in tensors for axis in tensor.entries if axis is not batch]
+
+
 def made(
     axes: Sequence[Axis | None],
     reason: str,

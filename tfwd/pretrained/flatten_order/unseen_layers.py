@@ -106,6 +106,12 @@ def kernel_owners(layer: Any) -> list[Any]:
     return [owner for owner in owners if getattr(owner, "kernel", None) is not None]
 
 
+def number_of_outputs(layer: Any) -> int | None:
+    """Returns the number of features that a `Dense`, an `Embedding` or a recurrent cell returns."""
+    name = "output_dim" if isinstance(layer, keras.layers.Embedding) else "units"
+    return getattr(layer, name, None)
+
+
 def _output_sizes(layer: Any) -> set[int]:
     """Returns the sizes of the last axis that a layer's outputs may have."""
     if isinstance(layer, IMAGE_LAYERS):
