@@ -105,6 +105,57 @@ def test_the_order_of_normalized_channels_is_unknown(name, make, tmp_path):
     assert message in str(caught.value)
 
 
+class Vector(layers.Layer):
+    """A custom layer with a weight for each channel, or for each step."""
+
+    def __init__(self, form):
+        super().__init__(name="n")
+        self.form = form
+
+    def build(self, shape):
+        sizes = (shape[1], 1) if self.form == "steps" else (shape[-1],)
+        self.w = self.add_weight(name="w", shape=sizes)
+
+    def call(self, x):
+        if self.form != "moments":
+            return x * self.w
+        mean, variance = tf.nn.moments(x, -1, keepdims=True)
+        return (x - mean) * (tf.math.rsqrt(variance + 1e-5) * self.w)
+
+
+@pytest.mark.parametrize("form", ["scale", "steps", "moments"])
+def test_a_custom_layer_on_channels_or_steps(form, tmp_path):
+    """Checks a PyTorch model that has the channels last for the layer, and flattens them last."""
+    w = RNG.normal(size=(8, 1) if form == "steps" else 5)
+    saved(tmp_path, CONV, LINEAR, {"w": w})
+    mapping = {"c": "c", "f": "f", "n/w": Key("w", transposed=False)}
+    model = classifier(Vector(form))
+    with pytest.raises(PlanError, match="'f/kernel': .*(has weights for|several orders of axes)"):
+        load(model, tmp_path, mapping=mapping)
+    load(model, tmp_path, mapping={**mapping, "f": Key("f", flattened=())})
+    last = convolved().swapaxes(1, 2)
+    rows = standardized(last, -1) * w if form == "moments" else last * w
+    expected = rows.reshape(2, -1) @ LINEAR["f.weight"].T + LINEAR["f.bias"]
+    np.testing.assert_allclose(model(X.astype("float32")), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_image_with_a_weight_for_each_channel(tmp_path):
+    """PyTorch may make the image with the channels last, for the custom layer."""
+    model = sequential(
+        *(keras.Input((4,)), layers.Dense(30, use_bias=False, name="f"), layers.Reshape((2, 3, 5))),
+        *(Vector("scale"), layers.Conv2D(3, 1, use_bias=False, name="c")),
+    )
+    k, w, table = RNG.normal(size=(3, 5, 1, 1)), RNG.normal(size=5), RNG.normal(size=(30, 4))
+    saved(tmp_path, {"c.weight": k, "w": w, "f.weight": table})
+    mapping = {"c": "c", "f": "f", "n/w": Key("w", transposed=False)}
+    with pytest.raises(PlanError, match="'f/kernel': .* has weights for the channels of an image"):
+        load(model, tmp_path, mapping=mapping)
+    load(model, tmp_path, mapping={**mapping, "f": Key("f", unflattened=())})
+    x = RNG.normal(size=(2, 4)).astype("float32")
+    image = (x @ table.T).reshape(2, 2, 3, 5) * w
+    np.testing.assert_allclose(model(x), image @ k[:, :, 0, 0].T, rtol=1e-4, atol=1e-4)
+
+
 @needs_keras3("RMSNormalization")
 def test_the_order_of_root_mean_squares_is_unknown(tmp_path):
     model = classifier(layers.RMSNormalization(name="n"))

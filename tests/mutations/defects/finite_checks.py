@@ -338,4 +338,18 @@ DEFECTS = [
         "return bad",
         ("tests/numerics/test_rows_of_losses.py", "-k", "several"),
     ),
+    Defect(
+        "a gradient that reaches only frozen layers is bad",
+        "tfwd/numerics/step_watch.py",
+        "and call in self._trained:",
+        "and call:",
+        ("tests/callbacks/test_gradients_of_frozen_layers.py", "-k", "on_frozen"),
+    ),
+    Defect(
+        "a weight before frozen layers does not count",
+        "tfwd/numerics/step_watch.py",
+        "if depends or layer.trainable_weights:",
+        "if layer.trainable_weights:",
+        ("tests/callbacks/test_gradients_of_frozen_layers.py", "-k", "before"),
+    ),
 ]

@@ -1,0 +1,61 @@
+"""Gradients between layers that are not finite: only those that reach trainable weights count.
+
+The oracle is Keras without the callback.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+from tfwd.callbacks import FiniteCheck
+from tfwd.numerics import NonFiniteError
+
+layers = keras.layers
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 6)).astype("float32")
+Y = X[:, :1]
+
+
+class Root(layers.Layer):
+    """The derivative is infinite at 0, as relu returns it."""
+
+    def call(self, x):
+        return keras.ops.sqrt(x) if hasattr(keras, "ops") else x**0.5
+
+
+def model_of(frozen, eager, *, behind=False):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    x = layers.Dense(5, name="first")(inputs) if behind else inputs
+    x = layers.Dense(4, "relu", name="base", trainable=not frozen)(x)
+    outputs = layers.Dense(1, name="head")(Root(name="root")(x))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=eager)
+    return model
+
+
+def fit(model, *callbacks):
+    model.fit(X, Y, epochs=3, verbose=0, shuffle=False, batch_size=8, callbacks=list(callbacks))
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_custom_layer_on_frozen_layers(eager):
+    """The gradient of the frozen layer's output is infinite, and no weight depends on it."""
+    expected = fit(model_of(True, eager))
+    assert all(np.isfinite(weight).all() for weight in expected)
+    check = FiniteCheck("skip")
+    found = fit(model_of(True, eager), check)
+    assert check.skipped == 0
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["base", "first"])
+def test_a_weight_before_the_custom_layer(behind):
+    """The base has weights, or a layer before the frozen base has."""
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model_of(behind, False, behind=behind), FiniteCheck())
+    assert (
+        "layer 'root': backward gradient for the output of 'base'" in caught.value.report.sentence
+    )
