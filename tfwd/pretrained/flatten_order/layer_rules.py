@@ -91,8 +91,8 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
         if shape and shape[0] == call.batch.size:
             new[0] = call.batch
         results.append(in_order(new) if is_known else made(new, reason, natural=()))
-    new = [axis for axis in entries(results, call.batch) if axis not in axes]
-    call.recorder.record_hidden(inside, axes, new, reason)
+    made_axes = [axis for axis in entries(results, call.batch) if axis not in axes]
+    call.recorder.record_hidden(inside, axes, made_axes, reason)
     return results
 
 
