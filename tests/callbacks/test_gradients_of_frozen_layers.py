@@ -1,4 +1,4 @@
-"""Gradients between layers that are not finite: only those that reach trainable weights count.
+"""Non-finite gradients between layers: a gradient counts only if it reaches trainable weights.
 
 The oracle is Keras without the callback.
 """

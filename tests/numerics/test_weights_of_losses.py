@@ -175,7 +175,7 @@ def logarithm(y, p):
 
 
 def test_an_infinite_loss_beside_one_that_is_nan():
-    """Their sum is NaN. Each output's cause says what its own loss is."""
+    """Their sum is NaN. Each output's cause says if its own loss is NaN or infinite."""
     labels = [np.full((8, 1), 6.0, "float32"), Y]
     report = report_of_fit(two_heads(False), labels, [inverse, logarithm])
     infinite, nan = [cause.evidence for cause in report.causes]

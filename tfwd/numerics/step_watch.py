@@ -78,7 +78,7 @@ class Watch:
         self._calls: dict[str, int] = {}  # by layer, the number of its calls
         self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
-        self._trained: set[_LayerCall] = set()  # whose outputs may depend on trainable weights
+        self._trained: set[_LayerCall] = set()  # calls that may depend on trainable weights
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
         self._has_users = any(

@@ -75,12 +75,13 @@ class KeyMatching:
         family = KeyRules(family_rules.keys if family_rules else {})
         # By path of a variable: its key in the mapping, and its possible keys in the file.
         self._choices: dict[str, tuple[Key, dict[str, bool | None]]] = {}
-        separator, own = separator_of(self._keys), set()  # paths that `mapping` matches
+        separator = separator_of(self._keys)
+        of_mapping = set[str]()  # paths of the variables that `mapping` matches
         for target in targets:
-            by_mapping, by_family = rules.keys(target), family.keys(target)
-            found = by_mapping or by_family
-            if by_mapping:
-                own.add(target.path)
+            found = rules.keys(target)
+            if found:
+                of_mapping.add(target.path)
+            found = found or family.keys(target)
             if mapping is None and not found:
                 found = [("", Key(target.path, transposed=False), False)]
             keys = {(key.name, is_layer) for _, key, is_layer in found}
@@ -105,7 +106,7 @@ class KeyMatching:
         self._report_unused(rules)
         self.prefix = self._choose_prefix(prefix)
         for path, choice in self._choices.items():
-            self._choices[path] = self._with_prefix(*choice, is_own=path in own)
+            self._choices[path] = self._with_prefix(*choice, is_own=path in of_mapping)
 
     def steps(self, ignored: set[str]) -> list[Step]:
         """Returns each variable that has a tensor in the file, with this tensor.
@@ -185,8 +186,8 @@ class KeyMatching:
 
         Args:
             key, names: Its key in the mapping, and its possible keys without the prefix.
-            is_own: bool. True if the mapping of the call has the key. It may then have the prefix
-                already, or it may be a key that has no prefix, such as that of a head.
+            is_own: bool. True if `mapping` has the key. The key may then have the prefix already,
+                or the key may have no prefix in the file, such as the key of a head.
         """
         full = {self.prefix + name: style for name, style in names.items()}
         is_whole = is_own and self._keys.isdisjoint(full) and not self._keys.isdisjoint(names)

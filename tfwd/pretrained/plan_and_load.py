@@ -48,8 +48,8 @@ def plan(
             a `Key` with more properties. Default None: a layer of `tfwd.layers.transformer` that
             `from_config` made has the keys of its family. All other keys are paths.
         prefix: str. Beginning of all keys. Default None, for the prefix with which most keys are
-            found. Keys in `mapping` may have the prefix or not. If the file has such a key only as
-            it is written, as that of a head may be, this key counts.
+            found. Keys in `mapping` may have the prefix or not. A key without the prefix is used as
+            it is if the file has no key with the prefix, such as the key of a head.
         ignore: str or list of str. Patterns for keys that are not loaded, also if a variable
             has the key. Such a variable needs `allow_missing`. Default none.
         allow_missing: str or list of str. Patterns for paths of variables that keep their values if

@@ -120,10 +120,11 @@ def _shared_keys(patterns: list[str], steps: list[Step]) -> list[str]:
 
     An example is one of two encoders in a model, each of which has its own file.
     """
-    others = {step.key: step.target.path for step in steps if not _matches(patterns, step)}
+    kept = [step for step in steps if not _matches_any(patterns, step.target.path)]
+    others = {step.key: step.target.path for step in kept} if patterns else {}
     errors = []
     for pattern in patterns:
-        shared = [s for s in steps if s.key in others and _matches([pattern], s)]
+        shared = [s for s in steps if s.key in others and _matches_any([pattern], s.target.path)]
         if shared:
             path, key = shared[0].target.path, shared[0].key
             errors.append(
@@ -219,10 +220,6 @@ def _key_matcher(patterns: Iterable[str], prefix: str) -> Callable[[str], set[in
         return {i for text in texts for i, _ in index.matches(text)}
 
     return matching_patterns
-
-
-def _matches(patterns: list[str], step: Step) -> bool:
-    return _matches_any(patterns, step.target.path)
 
 
 def _matches_any(patterns: list[str], *paths: str) -> bool:

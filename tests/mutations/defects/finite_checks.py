@@ -325,7 +325,7 @@ DEFECTS = [
         ("tests/numerics/test_weights_of_losses.py", "-k", "infinite_loss"),
     ),
     Defect(
-        "the rows of a random loss are those of another draw",
+        "a report names the rows of another draw of a random loss",
         "tfwd/numerics/causes/loss_rows.py",
         "return any(not _is_close(loss_of(rows), loss_of(rows)) for rows in groups)",
         "return False",

@@ -17,6 +17,7 @@ from tfwd.numerics.causes.exponential_losses import (
 )
 from tfwd.numerics.causes.loss_findings import Findings, Loss
 from tfwd.numerics.causes.loss_rows import (
+    UNKNOWN,
     labels_and_predictions,
     reasons,
     sample_weights,
@@ -171,10 +172,10 @@ def _check_labels(loss: Loss, found: Findings) -> None:
 def _check_weights_of_zero(loss: Loss, found: Findings) -> None:
     """Adds that the product of an infinite loss and a weight of 0 is NaN."""
     evidence = loss.evidence
-    weights = sample_weights(evidence)
-    zeros = np.zeros(0, bool) if weights is None else weights.reshape(len(weights), -1) == 0
     if loss.is_nan or not evidence.first.detail.summary.nan:
         return
+    weights = sample_weights(evidence)
+    zeros = UNKNOWN if weights is None else weights.reshape(len(weights), -1) == 0
     if zeros.size and zeros.shape[:1] == loss.bad.shape and zeros[loss.bad].any():
         what = "a sample weight"
     elif (of_single_output(evidence) or evidence).loss_weight == 0:

@@ -92,7 +92,7 @@ def _is_bias(call: OperationCall, number: int) -> bool:
 
 
 def _has_equal_entries(operation: tf.Operation) -> bool:
-    """Returns True if all entries of a result are equal, as those of a softmax of zeros are."""
+    """Returns True if all entries of a result are equal. A softmax of zeros is an example."""
     if operation.type in _OF_EQUAL:
         return _has_equal_entries(operation.inputs[0].op)
     return operation.type in ("ZerosLike", "OnesLike", "Fill")
