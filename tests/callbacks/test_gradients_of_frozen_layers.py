@@ -51,6 +51,53 @@ def test_a_custom_layer_on_frozen_layers(eager):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def two_branches(eager):
+    """A trained branch, and then a frozen one with the custom layer."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    x = inputs
+    for name in ("first", "second", "third"):  # Keras calls the first of them before the base
+        x = layers.Dense(4, name=name)(x)
+    y = layers.Dense(4, "relu", name="base", trainable=False)(inputs)
+    outputs = layers.Dense(1, name="head")(layers.Concatenate()([x, Root(name="root")(y)]))
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=eager)
+    return model
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_frozen_branch_after_a_trained_one(eager):
+    expected = fit(two_branches(eager))
+    found = fit(two_branches(eager), FiniteCheck())
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+class Block(layers.Layer):
+    """A layer with an own weight before its inner layers."""
+
+    def __init__(self):
+        super().__init__(name="block")
+        self.relu, self.root = layers.ReLU(), Root(name="root")
+
+    def build(self, shape):
+        self.w = self.add_weight(name="w", shape=(6, 4), initializer="glorot_uniform")
+        self.built = True
+
+    def call(self, x):
+        return self.root(self.relu(x @ self.w))
+
+
+def test_a_weight_of_the_layer_around_the_custom_layer():
+    """XLA's relu makes 0 of the infinite gradient, so no gradient of a weight shows it."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), Block(), layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(NonFiniteError) as caught:
+        fit(model, FiniteCheck())
+    assert "backward gradient for the output of 'block/" in caught.value.report.sentence
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["base", "first"])
 def test_a_weight_before_the_custom_layer(behind):
     """The base has weights, or a layer before the frozen base has."""

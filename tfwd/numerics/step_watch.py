@@ -66,8 +66,7 @@ class Watch:
         self.model, self._record, self._closely = model, record, closely
         self._ignores = ignores
         self._graph = _keras.present_graph()
-        self._path: list[str] = []
-        self._kinds_of_layers: list[str] = []
+        self._open: list[Any] = []  # layers whose call has not ended
         self._leaf = 0
         self._backward = 0
         self._has_loss = False  # since the last gradients were computed
@@ -79,6 +78,7 @@ class Watch:
         self._followers: dict[_LayerCall, list[str]] = {}  # the layers that take an output
         self._before_users: set[str] = set()  # layers whose output a custom layer takes
         self._trained: set[_LayerCall] = set()  # calls that may depend on trainable weights
+        self._data: dict[int, Any] = {}  # inputs of the model, by id
         self._layers = _keras.layers.all_layers(model)
         self._known = {id(layer) for layer in self._layers}
         self._has_users = any(
@@ -142,13 +142,17 @@ class Watch:
         if not self._closely or self._leaf or self._backward or not self.is_in_watched_graph():
             return
         values = tf.cast(values, tf.float64)
-        path = "/".join(self._path) or self.model.name
-        kind_of_layer = [type(self.model).__name__, *self._kinds_of_layers][-1]
+        path = self._path() or self.model.name
+        kind_of_layer = type([self.model, *self._open][-1]).__name__
         call = self._calls.get(path, 1)
         frame = Frame("argument", path, kind_of_layer, "float64", call=call, rule=rule)
         if not self._ignores(frame):
             checked = tf.where(good, values, tf.constant(math.nan, tf.float64))
             self._record(frame, checked, tf.stack([values, checked]))
+
+    def _path(self) -> str:
+        """Returns the path of the layer that is called now; "" in the call of the model."""
+        return "/".join(layer.name for layer in self._open)
 
     def _followers_of(self, call: _LayerCall) -> tuple[str, ...]:
         """Returns the layers that take a call's output, without the models that contain them."""
@@ -171,14 +175,16 @@ class Watch:
     def _call(
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
+        if layer is self.model and not self._trained:
+            given = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, tf.Tensor)]
+            self._data.update((id(x), weakref.ref(x)) for x in given)
         if layer is self.model or id(layer) not in self._known:  # (as layers in a Sequential)
             return own(*args, **kwargs)
         outermost = _keras.calls_of(type(layer)) is cls
         if not outermost or self._leaf or self._backward or not self.is_in_watched_graph():
             return own(*args, **kwargs)
-        self._path.append(layer.name)
-        self._kinds_of_layers.append(type(layer).__name__)
-        path = "/".join(self._path)
+        self._open.append(layer)
+        path = self._path()
         self._calls[path] = self._calls.get(path, 0) + 1
         # A wrapper of tfwd runs its layer in separate functions, and some functions run twice. A
         # recurrent layer runs its cell in a loop. Only eager mode would show the cell.
@@ -192,8 +198,7 @@ class Watch:
                 outputs = own(*args, **kwargs)
         finally:
             self._leaf -= leaf
-            self._path.pop()
-            self._kinds_of_layers.pop()
+            self._open.pop()
         if depends or layer.trainable_weights:  # the call may have made them
             self._trained.add((path, self._calls[path]))
         moves = type(layer).__name__ in MOVING_LAYERS and _keras.is_of_keras(type(layer))
@@ -208,11 +213,14 @@ class Watch:
         Returns:
             True if an input may depend on trainable weights.
         """
-        # Other code may compute a new input of any output, and of the model's own weights.
-        may_be_trained = bool(self._trained or _keras.layers.held_weights(self.model))
+        # Other code may compute a new input of any output, and of own weights of the open layers.
+        holders = map(_keras.layers.held_weights, (self.model, *self._open[:-1]))
+        may_be_trained = bool(self._trained) or any(holders)
         depends = False
         for value in tf.nest.flatten((args, kwargs)):
             if not isinstance(value, tf.Tensor):
+                is_tensor = isinstance(value, (tf.RaggedTensor, tf.SparseTensor))
+                depends |= may_be_trained and is_tensor
                 continue
             if self._is_new(value):
                 self._given.pop(id(value), None)  # the id of an earlier tensor
@@ -225,7 +233,10 @@ class Watch:
                 self._followers.setdefault(giver, []).append(path)
                 if not _keras.is_of_keras(type(layer)):
                     self._before_users.add(giver[0])
-            depends |= may_be_trained if giver is None else giver in self._trained
+            if giver is not None:
+                depends |= giver in self._trained
+            elif self._data.get(id(value), _nothing)() is not value:
+                depends |= may_be_trained
         return depends
 
     def _sequence(self, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -261,6 +272,8 @@ class Watch:
 
     def _note_cast(self, value: Any, cast: Any) -> None:
         """Records that a layer casts the output of another layer to its own dtype."""
+        if self._data.get(id(value), _nothing)() is value:
+            self._data[id(cast)] = weakref.ref(cast)
         if cast is not value and id(value) in self._given and not self._is_new(value):
             self._casts[id(cast)] = weakref.ref(cast), self._given[id(value)]
 
@@ -290,7 +303,7 @@ class Watch:
 
     def _before_gradient(self, target: Any) -> None:
         """Checks the loss before a tape computes gradients. A custom step may compute the loss."""
-        if self._has_loss or self._path or not self.is_in_watched_graph():
+        if self._has_loss or self._open or not self.is_in_watched_graph():
             return
         word = f"loss {self._losses + 1}" if self._losses else "loss"
         scalars = [
