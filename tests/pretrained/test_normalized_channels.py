@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from flattened_images import saved, sequential
-from stack_marks import needs_keras3
+from stack_marks import IS_KERAS_2, needs_keras3
 
 from tfwd.pretrained import Key, PlanError, load
 
@@ -154,6 +154,41 @@ def test_an_image_with_a_weight_for_each_channel(tmp_path):
     x = RNG.normal(size=(2, 4)).astype("float32")
     image = (x @ table.T).reshape(2, 2, 3, 5) * w
     np.testing.assert_allclose(model(x), image @ k[:, :, 0, 0].T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [classifier, decoder])
+def test_a_normalization_of_all_axes(make, tmp_path):
+    """PyTorch's LayerNorm has the shape of its input, with the channels first or last."""
+    model = make(layers.LayerNormalization((1, 2), epsilon=1e-5, center=False, name="n"))
+    scale = RNG.normal(size=(8, 5))
+    mapping = {"c": "c", "f": "f", "n": Key("n", transposed=False)}
+    point, table = RNG.normal(size=(3, 5, 1)), RNG.normal(size=(40, 4))
+    if make is classifier:
+        saved(tmp_path, CONV, LINEAR, {"n.weight": scale})
+    else:
+        ends = {"c.weight": point, "c.bias": np.ones(3), "f.bias": np.ones(40), "f.weight": table}
+        saved(tmp_path, ends, {"n.weight": scale})
+    with pytest.raises(PlanError, match="'f/kernel': 'n' has weights for the positions of an"):
+        load(model, tmp_path, mapping=mapping)
+    options = {"flattened": ()} if make is classifier else {"unflattened": ()}
+    load(model, tmp_path, mapping={**mapping, "f": Key("f", **options)})
+    if make is classifier:
+        rows = (standardized(convolved().swapaxes(1, 2), (1, 2)) * scale).reshape(2, 40)
+        x, expected = X, rows @ LINEAR["f.weight"].T + LINEAR["f.bias"]
+    else:
+        x = RNG.normal(size=(2, 4))
+        steps = standardized((x @ table.T + 1).reshape(2, 8, 5), (1, 2)) * scale
+        expected = steps @ point[:, :, 0].T + 1
+    np.testing.assert_allclose(model(x.astype("float32")), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not IS_KERAS_2, reason="Keras 3 normalizes one axis")
+def test_batch_normalization_of_several_axes(tmp_path):
+    model = classifier(layers.BatchNormalization((1, 2), center=False, name="n"))
+    tables = {f"n.{name}": np.ones((1, 8, 5)) for name in ("weight", "running_mean", "running_var")}
+    saved(tmp_path, CONV, LINEAR, tables)
+    with pytest.raises(PlanError, match="'n/gamma' .* does not know PyTorch's order of axes"):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=()), "n": "n"})
 
 
 @needs_keras3("RMSNormalization")

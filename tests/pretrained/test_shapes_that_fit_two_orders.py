@@ -191,3 +191,19 @@ def test_an_input_whose_rows_a_recurrent_layer_reads(tmp_path):
     steps = np.tanh(x @ k.T) @ K3.T
     expected = x.transpose(0, 3, 1, 2).reshape(2, 60) @ w.T + steps.max((1, 2))
     np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_images_that_are_stacked_on_a_new_last_axis(size, tmp_path):
+    """PyTorch has the channels first and the new axis last. Equal sizes do not show it."""
+    image = keras.Input((5, size, 4) if size == 3 else (4, 4, 4))
+    stack = layers.Lambda(lambda t: tf.stack([t, -t], -1), output_shape=(*image.shape[1:], 2))
+    model = head(image, conv(), stack)
+    shape = (4, *image.shape[1:3], 2)
+    saved(tmp_path, CONV, {"f.weight": RNG.normal(size=(3, np.prod(shape)))})
+    with pytest.raises(PlanError) as caught:
+        load(model, tmp_path, mapping={"c": "c", "f": "f"})
+    assert ("as Keras has" in str(caught.value)) == (size == 3)
+    problem = "has other axes than" if size == 3 else "because sizes are equal"
+    with pytest.raises(PlanError, match=problem):
+        load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=shape)})

@@ -18,8 +18,9 @@ def orders_of_axes(
 
     PyTorch has the last axis anywhere between the others, or the last two axes first (groups of
     channels). The other axes keep Keras's order, unless they may be exchanged. But if sizes are
-    equal, or if the shape merges neighbouring axes, other permutations may have this shape too. The
-    height and width of an image that are merged keep their order.
+    equal, or if the shape merges neighbouring axes, other permutations may have this shape too. An
+    example is a stack of images on a new last axis, with the channels first. The height and width
+    of an image that are merged keep their order.
 
     Args:
         in_keras: Sizes of the axes in Keras's order, without sizes of 1.
@@ -33,12 +34,13 @@ def orders_of_axes(
     if rank > MOST_AXES or len(in_torch) > rank:
         return set()
     is_merged_image = len(in_torch) < rank < 4
+    stacked = (rank - 2, *range(rank - 2), rank - 1)
     wanted = set(itertools.accumulate(in_torch, operator.mul))
     fitting = [
         order
         for order in itertools.permutations(range(rank))
         if wanted <= set(itertools.accumulate((in_keras[axis] for axis in order), operator.mul))
-        and (may_be_exchanged or _keeps_equal_axes(order, in_keras))
+        and (may_be_exchanged or order == stacked or _keeps_equal_axes(order, in_keras))
         and not (is_merged_image and not _keeps_positions(order))
     ]
     found = {

@@ -175,7 +175,7 @@ class Features(NamedTuple):
         shape: tuple of int. Shape that the mapping gives, or None.
         is_own: bool. True if the weight's own key has the shape.
         in_keras: bool. True if the file has the weight in Keras's order of axes.
-        key: str. Key of the weight in the file, without the prefix.
+        key: str. Key of the weight in the file.
     """
 
     axis: int

@@ -115,8 +115,8 @@ def is_known_layout(target: Target) -> bool:
         return False
     if isinstance(owner, keras.layers.Embedding):
         return name in ("embeddings", "reverse_embeddings")
-    if isinstance(owner, _NORMALIZATIONS):
-        return _keras.is_of_keras(type(owner))
+    if isinstance(owner, _NORMALIZATIONS):  # Keras 2 has weights for several axes
+        return _keras.is_of_keras(type(owner)) and sum(size > 1 for size in target.shape) < 2
     if is_slope_per_feature(target):
         return True
     if isinstance(owner, keras.layers.EinsumDense):

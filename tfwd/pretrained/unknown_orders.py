@@ -206,9 +206,12 @@ def _options_of(side: Side, key: Key, unknown: UnknownFeatureOrder, of_model: La
     here = f"in this part of {parts[0].size} features" if parts else "here"
     if given_order(channels_first, side, of_model).problem:  # such as a cube
         return f": {same} the axes of {shape} in Keras's order {here}, and not the channels first"
+    in_keras = f"axes of {shape} {here}, as Keras has"
+    if given_order(shape, side, of_model).problem:  # other axes may have these sizes too
+        in_keras = f"the axes of {shape} in Keras's order {here}"
     return (
-        f": {same} axes of {shape} {here}, as Keras has; or to Key(..., {option}={channels_first}) "
-        f"if it has axes of {channels_first}"
+        f": {same} {in_keras}; or to Key(..., {option}={channels_first}) if it has axes of "
+        f"{channels_first}"
     )
 
 

@@ -196,4 +196,18 @@ DEFECTS = [
         "if False:",
         ("tests/pretrained/test_matrices_per_position.py", "-k", "along"),
     ),
+    Defect(
+        "a normalization of all axes shows PyTorch's order",
+        "tfwd/pretrained/flatten_order/normalizations.py",
+        "if len(used) > 1 and _keras.layers.held_weights(layer):",
+        "if False:",
+        ("tests/pretrained/test_normalized_channels.py", "-k", "all_axes"),
+    ),
+    Defect(
+        "a stack of square images has Keras's order",
+        "tfwd/pretrained/axis_permutations.py",
+        "order == stacked or ",
+        "",
+        ("tests/pretrained/test_shapes_that_fit_two_orders.py", "-k", "new_last_axis"),
+    ),
 ]

@@ -6,14 +6,16 @@ import tensorflow as tf
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.merges import combined
-from tfwd.pretrained.flatten_order.needed_places import need_last_for_softmax, need_second
+from tfwd.pretrained.flatten_order.needed_places import (
+    need_last_for_softmax,
+    need_second,
+    with_weights,
+)
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,
     TensorAxes,
-    has_natural_order,
     in_order,
-    like,
     made,
     with_unknown_axes,
 )
@@ -59,28 +61,7 @@ def with_table(call: OperationCall, result: TensorAxes, shape: Sizes, number: in
     if is_equal or not call.joins_table(number, axes):
         return result
     if (len(used) > 1 or call.owners) and not _is_bias(call, number):
-        return _with_weights(call, result, used)
-    return result
-
-
-def _with_weights(call: OperationCall, result: TensorAxes, used: list[int]) -> TensorAxes:
-    """Returns a tensor after a product or sum with a weight for entries of some axes.
-
-    A weight `[channels]` has the channels last in PyTorch too, and `[channels, 1, 1]` has them
-    first. The model does not show which one PyTorch has.
-    """
-    layout = result.layout
-    if result.is_as_in_keras() or len(result.used) < 3 or result.is_image_of_caller():
-        return result
-    part = "channels" if used == [len(result.axes) - 1] else "positions"
-    text = f"'{call.name}' has weights for the {part} of an image of {result.sizes[1:]}"
-    if layout.known is not None:
-        return like(result, result.axes, text, is_contradictory=True)
-    is_clear = len(used) < 2 and has_natural_order(result.axes)
-    if layout.is_open and layout.possible is None and not is_clear:
-        layout.contradict(text)
-    if len(used) > 1:
-        layout.drop_default(text)
+        return with_weights(result, used, call.name)
     return result
 
 

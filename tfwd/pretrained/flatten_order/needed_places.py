@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.layouts_in_torch import orders_at_end
-from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, like
+from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, has_natural_order, like
 
 
 def need_last(tensor: TensorAxes, numbers: Sequence[int], reason: str) -> TensorAxes:
@@ -82,3 +82,29 @@ def need_second(tensor: TensorAxes, number: int, name: str) -> bool:
     if not all(is_second):
         layout.drop_default(reason)
     return True
+
+
+def with_weights(tensor: TensorAxes, numbers: Sequence[int], name: str) -> TensorAxes:
+    """Returns a tensor after a layer or operation with a weight for each entry of some axes.
+
+    A weight `[channels]` has the channels last in PyTorch too, and `[channels, 1, 1]` has them
+    first. The model does not show which one PyTorch has.
+
+    Args:
+        tensor: The tensor.
+        numbers: Numbers of the axes. Their sizes are above 1.
+        name: Name of the layer or operation.
+    """
+    layout = tensor.layout
+    if tensor.is_as_in_keras() or len(tensor.used) < 3 or tensor.is_image_of_caller():
+        return tensor
+    part = "channels" if list(numbers) == [len(tensor.axes) - 1] else "positions"
+    reason = f"'{name}' has weights for the {part} of an image of {tensor.sizes[1:]}"
+    if layout.known is not None:
+        return like(tensor, tensor.axes, reason, is_contradictory=True)
+    is_clear = len(numbers) < 2 and has_natural_order(tensor.axes)
+    if layout.is_open and layout.possible is None and not is_clear:
+        layout.contradict(reason)
+    if len(numbers) > 1:
+        layout.drop_default(reason)
+    return tensor

@@ -7,12 +7,14 @@ from typing import Any
 
 import keras
 
+from tfwd import _keras
 from tfwd.pretrained.flatten_order import layer_groups as groups
 from tfwd.pretrained.flatten_order.layer_call import Call
 from tfwd.pretrained.flatten_order.needed_places import (
     need_last,
     need_last_for_softmax,
     need_second,
+    with_weights,
 )
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes
 
@@ -39,6 +41,8 @@ def normalization(call: Call) -> list[TensorAxes]:
         for axis in axes:
             if axis is not None:
                 call.recorder.must_be_plain(axis, text)
+    if len(used) > 1 and _keras.layers.held_weights(layer):
+        tensor = with_weights(tensor, used, call.name)
     if isinstance(layer, groups.LAST_AXES_LAYERS):
         return [need_last(tensor, used, several)]
     if isinstance(layer, groups.FIRST_AXIS_LAYERS):
@@ -56,9 +60,7 @@ def slopes(call: Call) -> list[TensorAxes]:
         return [tensor]
     text = f"'{call.name}' has weights for the positions of an image of {tensor.sizes[1:]}"
     call.recorder.record_plain([layer], "inputs", [tensor.axes[n] for n in used], text)
-    if used and not tensor.is_as_in_keras():
-        tensor.layout.contradict(text)
-    return [tensor]
+    return [with_weights(tensor, used, call.name) if used else tensor]
 
 
 def after_softmax(call: Call, result: TensorAxes, function: Any) -> TensorAxes:
