@@ -6,9 +6,10 @@ The oracle is Keras without the callback.
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfwd.callbacks import FiniteCheck
-from tfwd.numerics import NonFiniteError
+from tfwd.numerics import NonFiniteError, Probes
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -96,6 +97,17 @@ def test_a_weight_of_the_layer_around_the_custom_layer():
     with pytest.raises(NonFiniteError) as caught:
         fit(model, FiniteCheck())
     assert "backward gradient for the output of 'block/" in caught.value.report.sentence
+
+
+def test_probes_measure_gradients_of_frozen_layers():
+    model = model_of(True, False)
+    probes = Probes(model)
+    with probes, tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(tf.constant(X)) - Y) ** 2)
+        tape.gradient(loss, model.get_layer("base").weights + model.trainable_weights)
+    report = probes.report()
+    frames = [one.frame for one in report.found if one.frame.kind == "gradient"]
+    assert "base" in [frame.name for frame in frames]
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["base", "first"])

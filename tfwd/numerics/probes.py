@@ -244,7 +244,7 @@ class _ProbingWatch(Watch):
         self, cls: type, layer: Any, own: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
     ) -> Any:
         outermost = layer is self.model and _keras.calls_of(type(layer)) is cls
-        inside = self._path or self._leaf or self._backward
+        inside = self._open or self._leaf or self._backward
         if outermost and not inside and (self._pass is None or not self.is_in_watched_graph()):
             self._graph = _keras.present_graph()
             self._pass = self._probes._begin()
@@ -253,6 +253,10 @@ class _ProbingWatch(Watch):
                 path = _keras.variables.path(variable)
                 self.check("weight", path, _keras.variables.value(variable))
         return super()._call(cls, layer, own, args, kwargs)
+
+    def _may_be_trained(self, call: tuple[str, int]) -> bool:
+        """Returns True, because probes also measure gradients that reach no weight."""
+        return True
 
     def _sequence(self, *args: Any) -> None:
         return None  # the base class would run the layer again

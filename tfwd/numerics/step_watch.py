@@ -264,11 +264,15 @@ class Watch:
         if look:
             self.check("output", path, value, layer, sequence)
         call = path, self._calls[path]
-        if (self._closely or self._has_users) and call in self._trained:
+        if (self._closely or self._has_users) and self._may_be_trained(call):
             value = self._with_checked_gradient(path, layer, value)
         self._remember(value)
         self._given[id(value)] = call
         return value
+
+    def _may_be_trained(self, call: _LayerCall) -> bool:
+        """Returns True if the outputs of a call may depend on trainable weights."""
+        return call in self._trained
 
     def _note_cast(self, value: Any, cast: Any) -> None:
         """Records that a layer casts the output of another layer to its own dtype."""
