@@ -36,7 +36,7 @@ DEFECTS = [
     Defect(
         "a flattened image inside a custom layer is not noticed",
         "tfwd/pretrained/flatten_order/layer_rules.py",
-        'call.recorder.record_unseen("inputs", shape, inside, takes)',
+        'record_unseen(call.recorder, "inputs", shape, inside, takes)',
         "pass",
         ("tests/pretrained/test_hidden_flatten.py",),
     ),
@@ -184,7 +184,7 @@ DEFECTS = [
     ),
     Defect(
         "outputs do not meet features that a model flattens without a trace",
-        "tfwd/pretrained/flatten_order/layer_orders.py",
+        "tfwd/pretrained/flatten_order/unseen_orders.py",
         'if side == "inputs" and number_of_outputs(owner) == math.prod(shape):',
         "if False:",
         ("tests/pretrained/test_hidden_outputs.py", "-k", "multiplied"),

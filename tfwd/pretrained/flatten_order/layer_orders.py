@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.axes import Axis, Orders, same_order
-from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, ORDER_PRESERVING_LAYERS
+from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
 from tfwd.pretrained.flatten_order.made_axes import JoinedAxis, with_uses
 from tfwd.pretrained.flatten_order.orders import (
@@ -24,10 +23,7 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
-    before_convolutions,
-    kernel_owners,
     number_of_outputs,
-    unexplained_sizes,
 )
 
 _SEVERAL = UnknownFeatureOrder("the model calls the layer on features in several orders")
@@ -217,17 +213,7 @@ class OrderRecorder:
             if side == "outputs" and order is not None:
                 order = _of_outputs(layer, order)
             self.record(layer, side, order)
-        for axis, number, number_of_plain, is_reduction in self._choices:
-            if known.of(axis) is not None:
-                later = [layer for layer, *_ in self._axes[number:]]
-                later += [plain.layer for plain in self._plain[number_of_plain:]]
-                recorded_ids = {id(layer) for layer, *_ in (*self._axes, *self._plain)}
-                later += [layer for layer in layers if id(layer) not in recorded_ids]  # tables
-                if is_reduction and not any(map(_keras.layers.held_weights, later)):
-                    later += [each[0] for each in (*self._axes[:number], *self._plain)][-1:]
-                reason = "the model chooses single features of a flattened image"
-                for layer in later:
-                    self.record(layer, "inputs", UnknownFeatureOrder(reason))
+        self._record_choices(known, layers)
         for layer, layout, places, reason in self._layouts:
             if layout is None or not layout.is_natural(places):
                 self.record(layer, "inputs", UnknownFeatureOrder(reason))
@@ -243,6 +229,20 @@ class OrderRecorder:
                 if not isinstance(orders[0], UnknownFeatureOrder):
                     orders[0] = UnknownFeatureOrder(plain.reason)
                 self.record(plain.layer, plain.side, orders[0])
+
+    def _record_choices(self, known: Orders, layers: Sequence[Any]) -> None:
+        """Records the layers that take entries chosen from an axis in another order."""
+        for axis, number, number_of_plain, is_reduction in self._choices:
+            if known.of(axis) is not None:
+                later = [layer for layer, *_ in self._axes[number:]]
+                later += [plain.layer for plain in self._plain[number_of_plain:]]
+                recorded_ids = {id(layer) for layer, *_ in (*self._axes, *self._plain)}
+                later += [layer for layer in layers if id(layer) not in recorded_ids]  # tables
+                if is_reduction and not any(map(_keras.layers.held_weights, later)):
+                    later += [each[0] for each in (*self._axes[:number], *self._plain)][-1:]
+                reason = "the model chooses single features of a flattened image"
+                for layer in later:
+                    self.record(layer, "inputs", UnknownFeatureOrder(reason))
 
     def _meets_flattened(self, hidden: _Hidden, known: Orders) -> bool:
         """Returns True if results of hidden code become an image, or meet flattened features."""
@@ -313,77 +313,6 @@ class OrderRecorder:
             for layer in holders:
                 orders = self._orders.setdefault(id(layer), LayerOrders())
                 setattr(orders, side, distinct[0] if len(distinct) == 1 else unknown)
-
-    def record_unexplained(self, layers: Sequence[Any], sizes: set[int]) -> None:
-        """Records an unknown order for kernels in layers whose calls are not known.
-
-        Args:
-            layers: Layers outside all graphs, or in a custom layer. One of them takes images.
-            sizes: Sizes of the last axes of the tensors that these layers take.
-        """
-        self.record_kernels(layers)
-        for size in unexplained_sizes(layers, sizes):
-            reason = f"the model does not show where the {size} features come from"
-            self.record_beside(layers, size, reason)
-        for layer in before_convolutions(layers):
-            reason = "the model does not show whether it makes an image of these outputs"
-            self.record(layer, "outputs", UnknownFeatureOrder(reason))
-
-    def record_kernels(self, layers: Sequence[Any]) -> None:
-        """Records that a flattened image may be the input of any kernel of some layers."""
-        reason = "the model does not show whether it flattens an image for this layer"
-        for layer in layers:
-            for owner in kernel_owners(layer):
-                self.record(owner, "inputs", UnknownFeatureOrder(reason))
-
-    def record_beside(self, layers: Sequence[Any], size: int, reason: str) -> None:
-        """Records an unknown order for normalizations and tables that have a weight per feature.
-
-        Args:
-            layers: Layers that may use the features.
-            size: int. Number of features whose order is unknown.
-            reason: Why the order is unknown.
-        """
-        unknown = UnknownFeatureOrder(reason)
-        kernels = [owner.kernel for each in layers for owner in kernel_owners(each)]
-        is_taken = any(kernel.shape[0] == size for kernel in kernels)
-        for layer in layers:
-            if isinstance(layer, keras.layers.Dense) and layer.units == size and not is_taken:
-                self.record(layer, "outputs", unknown)
-            shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(layer)]
-            if isinstance(layer, ORDER_PRESERVING_LAYERS) and (size,) in shapes:
-                self.record(layer, "inputs", unknown)
-            if isinstance(layer, keras.layers.Embedding) and layer.output_dim == size:
-                self.record(layer, "outputs", unknown)
-
-    def record_unseen(self, side: Side, shape: Shape, layers: Sequence[Any], reason: str) -> None:
-        """Records an unknown order for layers with a weight on all entries of a tensor.
-
-        Args:
-            side: "inputs" if the layer may take the tensor, "outputs" if it may return the tensor.
-            shape: Shape of the tensor.
-            layers: Layers outside all graphs, or in a custom layer.
-            reason: Why the order is unknown.
-        """
-        if side == "outputs" and -1 in shape:
-            size = math.prod(each for each in shape if each != -1)
-            for owner in layers:
-                if isinstance(owner, keras.layers.Dense) and owner.units % size == 0:
-                    self.record(owner, side, UnknownFeatureOrder(reason))
-            return
-        if None in shape:
-            return
-        axis = 0 if side == "inputs" else -1
-        for owner in layers:
-            shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(owner)]
-            is_kernel = not isinstance(owner, ORDER_PRESERVING_LAYERS) and _keras.is_of_keras(
-                type(owner), "call"
-            )
-            if any(len(each) > is_kernel and each[axis] == math.prod(shape) for each in shapes):
-                self.record(owner, side, UnknownFeatureOrder(reason))
-            # A sum or a product with the flattened tensor is possible.
-            if side == "inputs" and number_of_outputs(owner) == math.prod(shape):
-                self.record(owner, "outputs", UnknownFeatureOrder(reason))
 
 
 def _of_outputs(layer: Any, order: FeatureOrder) -> FeatureOrder:

@@ -36,6 +36,11 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
 )
 from tfwd.pretrained.flatten_order.time_steps import time_distributed
 from tfwd.pretrained.flatten_order.unseen_layers import unseen_images
+from tfwd.pretrained.flatten_order.unseen_orders import (
+    record_kernels,
+    record_unexplained,
+    record_unseen,
+)
 
 
 def outputs_of_layer(call: Call) -> list[TensorAxes]:
@@ -72,10 +77,10 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
                 takes = (
                     f"'{call.name}' takes an image of {shape}, and may flatten it for this layer"
                 )
-                call.recorder.record_unseen("inputs", shape, inside, takes)
+                record_unseen(call.recorder, "inputs", shape, inside, takes)
         for side, shape, text in unseen_images(inside, has_images=True):
-            call.recorder.record_unseen(side, shape, inside, text)
-        call.recorder.record_unexplained(inside, set())
+            record_unseen(call.recorder, side, shape, inside, text)
+        record_unexplained(call.recorder, inside, set())
         results = [with_unknown_axes(shape, reason, call.batch) for shape in call.shapes]
         call.recorder.record_hidden(inside, axes, entries(results, call.batch), reason)
         return results
@@ -136,8 +141,8 @@ def _recurrent(call: Call) -> list[TensorAxes]:
             call.recorder.record_plain(inner, "inputs", [tensor.last], text)
             in_cells += inner
             if len(tensor.axes) > 3:
-                call.recorder.record_kernels(inner)
-                call.recorder.record_unexplained(inner, set())
+                record_kernels(call.recorder, inner)
+                record_unexplained(call.recorder, inner, set())
     if last := tensor.places[-1]:
         tensor.layout.restrict(
             orders_with_last(tensor.used, last), f"'{call.name}' takes the channels last"

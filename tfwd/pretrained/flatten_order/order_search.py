@@ -32,6 +32,11 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     reshapes_in_code,
     unseen_images,
 )
+from tfwd.pretrained.flatten_order.unseen_orders import (
+    record_kernels,
+    record_unexplained,
+    record_unseen,
+)
 
 
 def orders_by_layer(model: keras.layers.Layer) -> dict[int, LayerOrders]:
@@ -78,7 +83,7 @@ class _Search:
             return
         for side, shape, reason in unseen_images(unseen, has_images=bool(self._image_layers)):
             # Another method, or a branch of the call, may use the layers of the graph too.
-            self.recorder.record_unseen(side, shape, everything if is_shown else unseen, reason)
+            record_unseen(self.recorder, side, shape, everything if is_shown else unseen, reason)
         for name, result in self._inside:
             orders = [axis.order() for axis in result.entries]
             image: Any = result.sizes[1:]
@@ -88,17 +93,17 @@ class _Search:
                 reason = f"'{name}' returns an image of {image}, maybe flattened for this layer"
             else:
                 continue
-            self.recorder.record_unseen("inputs", image, unseen, reason)
+            record_unseen(self.recorder, "inputs", image, unseen, reason)
         given = _keras.layer_building.called_shape(model)
         takes_image = isinstance(given, tuple) and len(given) > 3
         if self._image_layers or takes_image:
-            self.recorder.record_unexplained(unseen, _last_sizes(given))
+            record_unexplained(self.recorder, unseen, _last_sizes(given))
         for each in everything:
             if reshapes_in_code(each, is_traced=is_shown or each is not model):
                 self._record_hidden_reshape(each, unseen)
                 break  # the first unknown order of a layer counts
         if is_shown and any(id(layer) in self._image_layers for layer in unseen):
-            self.recorder.record_kernels(everything)
+            record_kernels(self.recorder, everything)
 
     def _record_hidden_reshape(self, model: Any, layers: Sequence[Any]) -> None:
         """Records unknown orders for layers of a model whose code names a reshape."""
@@ -183,7 +188,7 @@ class _Search:
             except (AssertionError, IndexError, KeyError, TypeError, ValueError):
                 # The call has a form that its rule does not know.
                 if isinstance(operation, keras.layers.Layer):
-                    self.recorder.record_kernels(_keras.layers.all_layers(operation))
+                    record_kernels(self.recorder, _keras.layers.all_layers(operation))
                 found = [_misread(operation, shape, batch) for shape in shapes]
             found = [
                 axes if axes.sizes == shape else _misread(operation, shape, batch)
