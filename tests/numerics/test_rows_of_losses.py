@@ -138,3 +138,18 @@ def test_the_rows_of_a_random_loss_are_not_known():
     y = np.linspace(0.1, 1, 8, dtype="float32")[:, None]
     (cause,) = report_of(identity(), 2 * y, y, loss).causes
     assert "row" not in cause.evidence
+
+
+def root(y, p):
+    return tf.reduce_mean(tf.sqrt(p - y), -1)
+
+
+def test_a_prediction_of_0_that_is_not_the_reason():
+    """The root of p - y is NaN for each prediction below the label."""
+    y = np.full((8, 1), 0.1, "float32")
+    p = np.linspace(0.2, 0.9, 8, dtype="float32")[:, None]
+    p[2] = 0
+    assert np.flatnonzero(np.isnan(root(y, np.maximum(p, 0.001)))) == [2]
+    (cause,) = report_of(identity(), p, y, root).causes
+    assert "only in row 2 of the batch" in cause.evidence
+    assert "exactly" not in cause.evidence

@@ -133,6 +133,17 @@ def number_of_bad_predictions(evidence: Evidence) -> int:
     return len(tried) if all(map(_is_bad, losses)) else 0
 
 
+def may_be_of_ends(evidence: Evidence) -> bool:
+    """Returns False if a loss is also bad for predictions that are not exactly 0 or 1."""
+    given = _bad_predictions(evidence)
+    if given is None:
+        return True
+    labels, predictions = given
+    inside = np.where(predictions == 0, SMALL, predictions)
+    inside = np.where(predictions == 1, 1 - SMALL, inside).astype(predictions.dtype)
+    return not _is_bad(loss_with(evidence, labels, inside))
+
+
 def may_need_positive(evidence: Evidence) -> bool:
     """Returns False if a loss is also bad for the absolute values of its predictions."""
     given = _bad_predictions(evidence)

@@ -28,6 +28,7 @@ from tfwd.numerics.causes.losses_of_other_numbers import (
     equal_numbers,
     equal_text,
     labels_of_zero,
+    may_be_of_ends,
     may_need_positive,
     number_of_bad_predictions,
     scaled_down,
@@ -102,7 +103,7 @@ def _check_inputs(loss: Loss, found: Findings) -> None:
         what = f"'{one.frame.label}'" if loss.is_own else "the predictions"
         low, high = value_range(one, bad)
         ends = [end for end, there in (("0", low == 0), ("1", high == 1)) if there]
-        if ends and not loss.squares:
+        if ends and not loss.squares and may_be_of_ends(loss.evidence):
             found.reaches_ends = True
             found.signs.append(
                 f"{what} reach{does} {' and '.join(ends)} exactly, where a logarithm is infinite"
