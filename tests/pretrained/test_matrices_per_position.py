@@ -121,3 +121,38 @@ def test_an_operation_along_capsules_before_a_maximum(form, tmp_path):
     load(model, tmp_path, mapping={**names, "caps/w": Key("w", transposed=False, flattened=())})
     in_torch = ALONG[form](pointwise(X).reshape(3, 12, 2))  # a model with the channels last
     np.testing.assert_allclose(model(X), (in_torch @ w).max(1), rtol=1e-4, atol=1e-4)
+
+
+class Distances(layers.Layer):
+    """The negative squared distance to each prototype. The features are on axis 1 of the weight."""
+
+    def __init__(self, count):
+        super().__init__(name="caps")
+        self.count = count
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(self.count, shape[1]), name="w")
+
+    def call(self, x):
+        return -tf.reduce_sum((x[:, None] - self.w) ** 2, -1)
+
+
+@pytest.mark.parametrize("count", [5, 24])
+def test_a_custom_weight_whose_features_are_on_axis_1(count, tmp_path):
+    w = RNG.normal(size=(count, 24))
+    inputs = keras.Input((2, 3, 4))
+    model = keras.Model(inputs, Distances(count)(layers.Flatten()(conv()(inputs))))
+    saved(tmp_path, CONV, {"w": w})
+    given = {"transposed": False, "flattened": (4, 2, 3)}
+    words = (
+        "does not show which of these axes" if count == 24 else "but flattened=.* has 24 entries"
+    )
+    with pytest.raises(PlanError, match=f"{words}.*write \\({count}, 24\\) to the file"):
+        load(model, tmp_path, mapping={"c": "c", "caps/w": Key("w", **given)})
+    in_keras = w.reshape(count, 4, 2, 3).transpose(0, 2, 3, 1).reshape(count, 24)
+    saved(tmp_path, CONV, {"w": in_keras})
+    key = Key("w", transposed=False, flattened=())
+    load(model, tmp_path, mapping={"c": "c", "caps/w": key})
+    in_torch = pointwise(X).transpose(0, 3, 1, 2).reshape(3, 24)
+    expected = -((in_torch[:, None] - w) ** 2).sum(-1)
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-3)

@@ -207,3 +207,12 @@ def test_images_that_are_stacked_on_a_new_last_axis(size, tmp_path):
     problem = "has other axes than" if size == 3 else "because sizes are equal"
     with pytest.raises(PlanError, match=problem):
         load(model, tmp_path, mapping={"c": "c", "f": Key("f", flattened=shape)})
+
+
+def test_a_shape_of_four_axes_without_keras_axes(tmp_path):
+    """A part of a model may have the features of a video or of a volume."""
+    model = keras.Sequential([keras.Input((120,)), layers.Dense(3, use_bias=False, name="f")])
+    saved(tmp_path, {"f.weight": RNG.normal(size=(3, 120))})
+    with pytest.raises(PlanError, match="has 4 axes, but the model does not show which axes"):
+        load(model, tmp_path, mapping={"f": Key("f", flattened=(5, 2, 3, 4))})
+    load(model, tmp_path, mapping={"f": Key("f", flattened=(10, 3, 4))})

@@ -40,8 +40,8 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
 
     If the model shows the axes in Keras, the shape shows which order PyTorch has of these axes; see
     `orders_of_axes`. If the model does not show the axes, the shape describes an image with the
-    channels first. If the model joins several tensors, the shape counts for the one whose order the
-    model does not show.
+    channels first, of at most three axes. If the model joins several tensors, the shape counts for
+    the one whose order the model does not show.
 
     Args:
         shape: Shape in PyTorch. () if PyTorch has the same order.
@@ -82,6 +82,12 @@ def given_order(shape: Shape, side: Side, of_model: LayerOrders) -> GivenOrder:
             return GivenOrder(shown)
         expected = f"is not {shown.torch_shape}, which the model shows"
         return GivenOrder(shown, f"{expected}: give this shape, or omit it")
+    if not in_keras and len(kept) > 3:  # a volume with the channels first, or a video with the time
+        return GivenOrder(
+            shown,
+            f"has {len(kept)} axes, but the model does not show which axes Keras has here: give "
+            f"{same} if PyTorch has the same order",
+        )
     if not in_keras or math.prod(kept) != math.prod(in_keras):
         return GivenOrder(channels_first)
     if len(kept) == 1 < len(in_keras):

@@ -19,7 +19,13 @@ from tfwd.pretrained.flatten_order.orders import (
 )
 from tfwd.pretrained.given_orders import OPTIONS, given_order
 from tfwd.pretrained.key_rules import Key
-from tfwd.pretrained.known_weights import CELLS, feature_orders, feature_sides, is_in_einsum
+from tfwd.pretrained.known_weights import (
+    CELLS,
+    feature_orders,
+    feature_sides,
+    has_known_use,
+    is_in_einsum,
+)
 from tfwd.pretrained.target_variables import Target
 
 _SHAPES: dict[Side, str] = {
@@ -45,14 +51,19 @@ def unknown_order(
     for axis, (side, order) in enumerate(zip(feature_sides(target), found, strict=True)):
         if side and isinstance(order, FlattenedAxes) and not _fits(order, target, axis):
             if order is not of_model.of(side):
+                advice = _SHAPES[side]
+                if not has_known_use(target):  # another axis may have the features
+                    advice = in_keras_order(target, key, of_model)
                 return (
                     f"'{target.path}' is {target.shape}, but {OPTIONS[side]}="
-                    f"{order.torch_shape} has {math.prod(order.shape)} entries: {_SHAPES[side]}"
+                    f"{order.torch_shape} has {math.prod(order.shape)} entries: {advice}"
                 )
             found[axis] = UnknownFeatureOrder(
                 f"its {side} are several flattened images of {order.shape}"
             )
     if error := _unfit_parts(target, key, found, of_model):
+        return error
+    if error := _unclear_axis(target, key, found, of_model):
         return error
     if is_in_einsum(target) and isinstance(found[0], JoinedFeatures):
         terms = einsum_terms(target.owner)
@@ -134,6 +145,23 @@ def _unfit_parts(
             f"of an image: {in_keras_order(target, key, of_model)}"
         )
     return None
+
+
+def _unclear_axis(
+    target: Target, key: Key, found: Sequence[FeatureOrder], of_model: LayerOrders
+) -> str | None:
+    """Returns the error for a custom layer's weight with several axes of one size, or None.
+
+    The code of the layer does not show which of the axes has the flattened features.
+    """
+    sizes = [math.prod(order.shape) for order in found if isinstance(order, FlattenedAxes)]
+    is_clear = has_known_use(target) or key.transposed or not sizes
+    if is_clear or max(map(target.shape.count, sizes)) < 2:
+        return None
+    return (
+        f"'{target.path}' is {target.shape}, and the model does not show which of these axes has "
+        f"the flattened features: {in_keras_order(target, key, of_model)}"
+    )
 
 
 def _advice(

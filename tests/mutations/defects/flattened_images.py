@@ -210,4 +210,18 @@ DEFECTS = [
         "",
         ("tests/pretrained/test_shapes_that_fit_two_orders.py", "-k", "new_last_axis"),
     ),
+    Defect(
+        "the features of a custom square weight are on its first axis",
+        "tfwd/pretrained/unknown_orders.py",
+        "if is_clear or max(map(target.shape.count, sizes)) < 2:",
+        "if True:",
+        ("tests/pretrained/test_matrices_per_position.py", "-k", "axis_1"),
+    ),
+    Defect(
+        "a shape of four axes has the channels first",
+        "tfwd/pretrained/given_orders.py",
+        "if not in_keras and len(kept) > 3:",
+        "if False:",
+        ("tests/pretrained/test_shapes_that_fit_two_orders.py", "-k", "four_axes"),
+    ),
 ]
