@@ -179,3 +179,51 @@ def test_outputs_that_are_multiplied_by_flattened_features(form, tmp_path):
     load(model, tmp_path, mapping={**names, "p": key})
     gate = w[y] if form == "table" else y @ w.T
     np.testing.assert_allclose(model(X, y), (flattened() * gate) @ F.T, rtol=1e-4, atol=1e-4)
+
+
+class Optional(keras.Model):
+    """A model with a branch that a call with one argument does not take."""
+
+    def __init__(self, branch, use):
+        super().__init__()
+        self.c, self.o, self.use = conv(), branch, use
+        self.f = layers.Dense(2, use_bias=False, name="f")
+
+    def call(self, x, extra=None):
+        features = tf.reshape(self.c(x), (-1, 24))
+        return self.f(features if extra is None else self.use(self.o, features, extra))
+
+
+BRANCHES = {
+    "table": (lambda: layers.Embedding(7, 24, name="o"), lambda o, f, e: f + o(e)),
+    "norm": (lambda: layers.LayerNormalization(center=False, name="o"), lambda o, f, _: o(f)),
+    "einsum": (lambda: layers.EinsumDense("bi,io->bo", 24, name="o"), lambda o, f, e: f + o(e)),
+}
+
+
+@needs_keras3("trace without the given arguments")
+@pytest.mark.parametrize("form", BRANCHES)
+def test_a_branch_that_the_trace_does_not_take(form, tmp_path):
+    make, use = BRANCHES[form]
+    model = Optional(make(), use)
+    y = V if form == "einsum" else np.array([2, 0, 6])
+    model(X, extra=y)
+    sizes = {"table": (7, 24), "norm": (24,), "einsum": (24, 5)}[form]
+    w = RNG.normal(size=sizes)
+    saved(tmp_path, CONV, {"o.weight": w, "f.weight": F})
+    refused(model, tmp_path, {"c": "c", "f": "f", "o": "o"}, "'o/.*: the model flattens an image")
+    keys = {
+        "table": Key("o", transposed=False, unflattened=()),
+        "norm": Key("o", flattened=IMAGE),
+        "einsum": Key("o", unflattened=IMAGE),
+    }
+    if form == "table":
+        saved(tmp_path, CONV, {"o.weight": in_keras(w), "f.weight": F})
+    load(model, tmp_path, mapping={"c": "c", "f": "f", "o": keys[form]})
+    features = flattened()
+    if form == "norm":
+        mean, deviation = features.mean(1, keepdims=True), np.sqrt(features.var(1) + 1e-3)
+        features = (features - mean) / deviation[:, None] * w
+    else:
+        features = features + (w[y] if form == "table" else y @ w.T)
+    np.testing.assert_allclose(model(X, extra=y), features @ F.T, rtol=1e-4, atol=1e-4)

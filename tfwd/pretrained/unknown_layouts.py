@@ -73,6 +73,6 @@ def unknown_layout(
     if isinstance(owner, WITH_GATES) or type(owner).__name__.endswith(("GRU", "LSTM")):
         start += ", nor the order of its gates: write the gates in the order of the class"
     return (
-        f"{start}: map to Key({key.name!r}, transposed=True) if the file has the outputs first; "
-        "otherwise map to Key(..., transposed=False)"
+        f"{start}: map to Key({key.name!r}, transposed=True) if the file has the axes exchanged, "
+        "as PyTorch has the axes of a Dense kernel; otherwise map to Key(..., transposed=False)"
     )

@@ -237,6 +237,8 @@ def _options_of(side: Side, key: Key, unknown: UnknownFeatureOrder, of_model: La
     in_keras = f"axes of {shape} {here}, as Keras has"
     if given_order(shape, side, of_model).problem:  # other axes may have these sizes too
         in_keras = f"the axes of {shape} in Keras's order {here}"
+    elif unknown.is_of_combination:  # an axis may have flattened features
+        in_keras = f"axes of {shape} {here}, with their entries in Keras's order"
     return (
         f": {same} {in_keras}; or to Key(..., {option}={channels_first}) if it has axes of "
         f"{channels_first}"

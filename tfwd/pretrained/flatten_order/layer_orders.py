@@ -93,9 +93,11 @@ class OrderRecorder:
     Attributes:
         matches: Pairs of axes that must have the same order in PyTorch, with the reason of an
             unknown order if they have not.
+        flattened_sizes: Sizes of the recorded axes with another order than in PyTorch.
     """
 
     def __init__(self) -> None:
+        self.flattened_sizes: set[int] = set()
         self.matches: list[tuple[Axis, Axis, str]] = []
         self._axes: list[tuple[Any, Side, Axis | None]] = []
         # Axes, the numbers of earlier records of axes and of plain axes, and if it is a reduction.
@@ -208,6 +210,9 @@ class OrderRecorder:
                     is_changed = is_changed or other.doubt is None
                     other.doubts(reason, of_sources=of_sources)
         self._note_axes(known)
+        self.flattened_sizes = {
+            axis.size for axis in recorded if axis.size and known.of(axis) is not None
+        }
         for layer, side, axis in self._axes:
             order: FeatureOrder = None if axis is None else known.of(axis)
             if side == "outputs" and order is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layouts_in_torch import Layout
+from tfwd.pretrained.flatten_order.orders import COMBINES
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, made
 
 Matches = list[tuple[Axis, Axis, str]]
@@ -129,7 +130,7 @@ def matched(axes: Sequence[Axis], name: str, matches: Matches) -> Axis:
     for other in plain[1:]:
         plain[0].join(other)
     chosen = (special or plain)[0]
-    reason = f"'{name}' combines the outputs with flattened features"
+    reason = f"'{name}' {COMBINES}"
     for other in [*special[1:], *(plain[:1] if special else [])]:
         matches.append((chosen, other, reason))
     return chosen

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.layer_orders import OrderRecorder
 from tfwd.pretrained.flatten_order.made_axes import dependent_axis
-from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES
+from tfwd.pretrained.flatten_order.orders import CHANGES_FEATURES, COMBINES
 from tfwd.pretrained.flatten_order.tensor_axes import Sizes, TensorAxes, entries, with_unknown_axes
 from tfwd.pretrained.flatten_order.traced_operations import TracedOperation, value_of_constant
 
@@ -94,7 +94,7 @@ class OperationCall:
         value = tf.get_static_value(self.operation.inputs[number])
         if value is not None and np.size(value) and np.all(value == np.ravel(value)[0]):
             return False
-        text = f"'{self.name}' combines the outputs with flattened features"
+        text = f"'{self.name}' {COMBINES}"
         for axis in axes:
             if axis is not None:
                 self.recorder.must_be_plain(axis, text)

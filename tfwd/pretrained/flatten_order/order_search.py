@@ -94,6 +94,9 @@ class _Search:
             else:
                 continue
             record_unseen(self.recorder, "inputs", image, unseen, reason)
+        for size in self.recorder.flattened_sizes:
+            reason = f"the model flattens an image to {size} features, maybe for this layer too"
+            record_unseen(self.recorder, "inputs", (size,), unseen, reason)
         given = _keras.layer_building.called_shape(model)
         takes_image = isinstance(given, tuple) and len(given) > 3
         if self._image_layers or takes_image:

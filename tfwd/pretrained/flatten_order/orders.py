@@ -20,6 +20,7 @@ HAS_STEPS = "has steps in an unknown order"
 IS_RESHAPE = "is a reshape"
 OTHER_CHANNELS = "has the channels in another order in PyTorch"
 MAKES_CHANNELS = "makes the channels in Keras's order"
+COMBINES = "combines the outputs with flattened features"
 IS_PART = "a part of its outputs becomes an image"
 
 
@@ -88,6 +89,11 @@ class UnknownFeatureOrder:
     def is_of_steps(self) -> bool:
         """Returns True if a reshape, or steps, may have other features in PyTorch."""
         return IS_RESHAPE in self.reason or self.reason.endswith((HAS_STEPS, MAY_BE_EXCHANGED))
+
+    @property
+    def is_of_combination(self) -> bool:
+        """Returns True if entries are added to flattened features, or multiplied by them."""
+        return self.reason.endswith(COMBINES)
 
     @property
     def has_no_shape(self) -> bool:

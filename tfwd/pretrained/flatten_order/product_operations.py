@@ -8,6 +8,7 @@ from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.elementwise_operations import with_table
 from tfwd.pretrained.flatten_order.merges import matched
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
+from tfwd.pretrained.flatten_order.orders import COMBINES
 from tfwd.pretrained.flatten_order.products import with_new_features
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, like, permuted, selected
 
@@ -59,7 +60,7 @@ def _restrict_to_keras(call: OperationCall, tensor: TensorAxes, other: TensorAxe
 def _match(call: OperationCall, first: Axis | None, second: Axis | None) -> None:
     """Notes that an operation sums over the same entries of two tensors."""
     if first is not None and second is not None and first.find() is not second.find():
-        text = f"'{call.name}' combines the outputs with flattened features"
+        text = f"'{call.name}' {COMBINES}"
         call.recorder.matches.append((first, second, text))
 
 
@@ -76,7 +77,7 @@ def _product_with_matrix(
     call.reads([summed])
     call.reads([features], "outputs")
     if not call.owners and summed is not None:
-        text = f"'{call.name}' combines the outputs with flattened features"
+        text = f"'{call.name}' {COMBINES}"
         call.recorder.must_be_plain(summed, text)
     return with_new_features(tensor, features, call.name, call.batch)
 
@@ -90,7 +91,7 @@ def _matrix_with_product(
     axis = tensor.axes[-2]
     call.reads([axis])
     if not call.owners and axis is not None:
-        text = f"'{call.name}' combines the outputs with flattened features"
+        text = f"'{call.name}' {COMBINES}"
         call.recorder.must_be_plain(axis, text)
     size = call.shapes[0][-2]
     if len(call.shapes[0]) != rank:
@@ -136,7 +137,7 @@ def einsum(call: OperationCall) -> Results:
     for term in constants:
         call.reads([one.get(letter) for letter in term])
         if not call.owners:
-            text = f"'{call.name}' combines the outputs with flattened features"
+            text = f"'{call.name}' {COMBINES}"
             for letter in term:
                 if letter in one:
                     call.recorder.must_be_plain(one[letter], text)

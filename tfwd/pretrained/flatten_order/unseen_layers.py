@@ -107,7 +107,9 @@ def kernel_owners(layer: Any) -> list[Any]:
 
 
 def number_of_outputs(layer: Any) -> int | None:
-    """Returns the number of features that a `Dense`, an `Embedding` or a recurrent cell returns."""
+    """Returns the number of features that a dense layer, a table or a recurrent cell returns."""
+    if isinstance(layer, keras.layers.EinsumDense):
+        return int(layer.kernel.shape[-1]) if layer.built else None
     name = "output_dim" if isinstance(layer, keras.layers.Embedding) else "units"
     return getattr(layer, name, None)
 
