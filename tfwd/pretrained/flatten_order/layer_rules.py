@@ -35,8 +35,9 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
     with_unknown_axes,
 )
 from tfwd.pretrained.flatten_order.time_steps import time_distributed
-from tfwd.pretrained.flatten_order.unseen_layers import unseen_images
+from tfwd.pretrained.flatten_order.unseen_layers import reshapes_in_code, unseen_images
 from tfwd.pretrained.flatten_order.unseen_orders import (
+    record_hidden_reshape,
     record_kernels,
     record_unexplained,
     record_unseen,
@@ -81,6 +82,8 @@ def outputs_of_unknown_layer(call: Call) -> list[TensorAxes]:
         for side, shape, text in unseen_images(inside, has_images=True):
             record_unseen(call.recorder, side, shape, inside, text)
         record_unexplained(call.recorder, inside, set())
+        if reshapes_in_code(call.layer, is_traced=False):
+            record_hidden_reshape(call.recorder, call.layer, inside)
         results = [with_unknown_axes(shape, reason, call.batch) for shape in call.shapes]
         call.recorder.record_hidden(inside, axes, entries(results, call.batch), reason)
         return results

@@ -27,12 +27,12 @@ from tfwd.pretrained.flatten_order.tensor_axes import (
 from tfwd.pretrained.flatten_order.traced_calls import traced_graph
 from tfwd.pretrained.flatten_order.traced_operations import Graph, Node, TracedOperation
 from tfwd.pretrained.flatten_order.unseen_layers import (
-    kernel_owners,
-    may_be_image,
     reshapes_in_code,
+    takes_images,
     unseen_images,
 )
 from tfwd.pretrained.flatten_order.unseen_orders import (
+    record_hidden_reshape,
     record_kernels,
     record_unexplained,
     record_unseen,
@@ -98,25 +98,14 @@ class _Search:
             reason = f"the model flattens an image to {size} features, maybe for this layer too"
             record_unseen(self.recorder, "inputs", (size,), unseen, reason)
         given = _keras.layer_building.called_shape(model)
-        takes_image = isinstance(given, tuple) and len(given) > 3
-        if self._image_layers or takes_image:
+        if self._image_layers or takes_images(model):
             record_unexplained(self.recorder, unseen, _last_sizes(given))
         for each in everything:
             if reshapes_in_code(each, is_traced=is_shown or each is not model):
-                self._record_hidden_reshape(each, unseen)
+                record_hidden_reshape(self.recorder, each, unseen)
                 break  # the first unknown order of a layer counts
         if is_shown and any(id(layer) in self._image_layers for layer in unseen):
             record_kernels(self.recorder, everything)
-
-    def _record_hidden_reshape(self, model: Any, layers: Sequence[Any]) -> None:
-        """Records unknown orders for layers of a model whose code names a reshape."""
-        reason = f"a method of {type(model).__name__}, which tfwd does not trace, names a reshape"
-        for layer in layers:
-            for owner in kernel_owners(layer):
-                if may_be_image(owner.kernel.shape[0]):
-                    self.recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
-                if may_be_image(owner.kernel.shape[-1]):
-                    self.recorder.record(owner, "outputs", UnknownFeatureOrder(reason))
 
     def _find_holders(self, layers: Sequence[Any]) -> list[list[Any]]:
         """Finds the layers that hold each variable. Returns them for shared variables only.

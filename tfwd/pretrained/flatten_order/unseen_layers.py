@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import keras
+import tensorflow as tf
 
 from tfwd import _keras
 from tfwd.pretrained.flatten_order.layer_groups import IMAGE_LAYERS, recurrent_cells
 from tfwd.pretrained.flatten_order.orders import Shape, flattened_image
 
-_RESHAPES = ("reshape", "rearrange", "unflatten")
+_RESHAPES = ("reshape", "rearrange", "unflatten", "batch_flatten", "ravel")
 Side = Literal["inputs", "outputs"]
 
 
@@ -100,6 +101,12 @@ def before_convolutions(layers: Sequence[Any]) -> Iterator[Any]:
             yield layer
 
 
+def takes_images(layer: Any) -> bool:
+    """Returns True if a layer was first called on a tensor with four axes or more."""
+    shape = _keras.layer_building.called_shape(layer)
+    return _is_shape(shape) and len(shape) > 3 and not any(map(_is_shape, shape))
+
+
 def kernel_owners(layer: Any) -> list[Any]:
     """Returns the layers or cells with a kernel on the last axis of a layer's inputs."""
     owners = recurrent_cells(layer) or [layer] * isinstance(layer, keras.layers.Dense)
@@ -112,6 +119,10 @@ def number_of_outputs(layer: Any) -> int | None:
         return int(layer.kernel.shape[-1]) if layer.built else None
     name = "output_dim" if isinstance(layer, keras.layers.Embedding) else "units"
     return getattr(layer, name, None)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, (list, tuple, tf.TensorShape))
 
 
 def _output_sizes(layer: Any) -> set[int]:

@@ -16,7 +16,9 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     Side,
     before_convolutions,
     kernel_owners,
+    may_be_image,
     number_of_outputs,
+    takes_images,
     unexplained_sizes,
 )
 
@@ -44,6 +46,28 @@ def record_kernels(recorder: OrderRecorder, layers: Sequence[Any]) -> None:
     for layer in layers:
         for owner in kernel_owners(layer):
             recorder.record(owner, "inputs", UnknownFeatureOrder(reason))
+
+
+def record_hidden_reshape(recorder: OrderRecorder, caller: Any, layers: Sequence[Any]) -> None:
+    """Records unknown orders for layers that code with a reshape calls.
+
+    Args:
+        recorder: The recorder.
+        caller: Layer whose code names a reshape, and is not traced.
+        layers: Layers that it may call.
+    """
+    reason = f"a method of {type(caller).__name__}, which tfwd does not trace, names a reshape"
+    unknown = UnknownFeatureOrder(reason)
+    sizes = set[int]()  # of features that may be an image
+    for owner in (owner for layer in layers for owner in kernel_owners(layer)):
+        inputs, outputs = int(owner.kernel.shape[0]), int(owner.kernel.shape[-1])
+        if may_be_image(inputs):
+            recorder.record(owner, "inputs", unknown)
+        if may_be_image(outputs):
+            recorder.record(owner, "outputs", unknown)
+        sizes |= {size for size in (inputs, outputs) if may_be_image(size)}
+    for size in sizes:
+        record_unseen(recorder, "inputs", (size,), layers, reason)
 
 
 def record_beside(recorder: OrderRecorder, layers: Sequence[Any], size: int, reason: str) -> None:
@@ -90,6 +114,8 @@ def record_unseen(
         return
     axis = 0 if side == "inputs" else -1
     for owner in layers:
+        if isinstance(owner, ORDER_PRESERVING_LAYERS) and takes_images(owner):
+            continue
         shapes = [tuple(weight.shape) for weight in _keras.layers.held_weights(owner)]
         is_kernel = not isinstance(owner, ORDER_PRESERVING_LAYERS) and _keras.is_of_keras(
             type(owner), "call"
