@@ -12,7 +12,7 @@ from replicas import two_replicas
 from stack_marks import IS_KERAS_2, needs_keras3
 from traced_images import ROWS, C, F, G, Model, X, check, conv, flat, head, image, point
 
-from tfwd.pretrained import Key, PlanError, load
+from tfwd.pretrained import Key, PlanError, load, plan
 
 RNG = np.random.default_rng(1)
 layers = keras.layers
@@ -262,6 +262,27 @@ def test_a_trace_changes_nothing(tmp_path):
     for one, other in zip(loaded.get_weights(), by_hand.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     assert not tf.config.functions_run_eagerly()
+
+
+class WithFeatures(keras.Model):
+    """A model whose first call may leave its head without weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.f, self.flatten = conv(), head(), layers.Flatten()
+
+    def call(self, x, features=False):
+        found = self.c(x)
+        return found if features else self.f(self.flatten(found))
+
+
+@pytest.mark.filterwarnings("ignore:.build.* was called on layer")  # by Keras 3
+def test_a_layer_without_weights_is_built(tmp_path):
+    model = WithFeatures()
+    model(X, features=True)
+    plan(model, saved(tmp_path, C, F), mapping={"c": "c", "f": "f"}).apply()
+    expected = flat(image()) @ F["f.weight"].T
+    np.testing.assert_allclose(model(X), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_on_two_replicas(tmp_path):

@@ -11,7 +11,7 @@ from tfwd.path_patterns import compiled, matches
 from tfwd.pretrained.computed_weights import computed_weight_errors
 from tfwd.pretrained.file_layouts import FileLayouts
 from tfwd.pretrained.flatten_order.layer_groups import unwrapped
-from tfwd.pretrained.flatten_order.order_search import orders_by_layer
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.flatten_order.orders import Shape
 from tfwd.pretrained.key_rules import (
     FamilyRules,
@@ -44,9 +44,9 @@ class KeyMatching:
     """Search for the tensor of each variable.
 
     Args:
-        model: The model.
         source: The open file.
         targets: Variables of the model.
+        orders: Orders of the features at each layer, by the id of the layer.
         mapping, prefix, family_rules: As in `plan`.
         wanted: Keys that `ignore` does not match. They show the prefix.
 
@@ -59,9 +59,9 @@ class KeyMatching:
 
     def __init__(
         self,
-        model: keras.layers.Layer,
         source: Source,
         targets: list[Target],
+        orders: dict[int, LayerOrders],
         mapping: KeyMapping | None,
         prefix: str | None,
         family_rules: FamilyRules | None,
@@ -69,7 +69,7 @@ class KeyMatching:
     ) -> None:
         self._source, self._targets, self._wanted = source, targets, wanted
         self._keys = set(source.entries)
-        self._orders = orders_by_layer(model)
+        self._orders = orders
         self.mistakes: list[str] = list(family_rules.problems) if family_rules else []
         rules = KeyRules(mapping or {})
         family = KeyRules(family_rules.keys if family_rules else {})

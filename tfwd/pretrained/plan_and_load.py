@@ -10,6 +10,7 @@ import keras
 
 from tfwd import _keras
 from tfwd.pretrained.chief_source import lockstep, open_together
+from tfwd.pretrained.flatten_order.order_search import orders_by_layer
 from tfwd.pretrained.key_rules import FamilyRules, KeyMapping
 from tfwd.pretrained.loading_plan import Plan, PlanError
 from tfwd.pretrained.plan_builder import build_plan
@@ -91,14 +92,17 @@ def plan(
     if not model.built and hasattr(model, "any_input_shape"):  # a layer from a published config
         _keras.layer_building.build(model, model.any_input_shape())
     with lockstep(model.weights if model.built else (), PlanError, SourceError) as workers:
-        targets, published = targets_of(model), published_layers(model)
+        targets_of(model)  # raises an error if the model is not built
         with open_together(workers, source) as opened:
+            orders = orders_by_layer(model)  # its trace builds the layers that are not built yet
+            targets, published = targets_of(model), published_layers(model)
             if mapping is None and family_rules is None:
                 family_rules = rules_of_layers(published, targets, opened)
             made = build_plan(
                 model,
                 opened,
                 targets,
+                orders,
                 mapping=mapping,
                 prefix=prefix,
                 ignore=_as_list(ignore),

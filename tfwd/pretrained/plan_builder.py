@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import keras
 
 from tfwd.path_patterns import PatternIndex, compiled, matches
+from tfwd.pretrained.flatten_order.layer_orders import LayerOrders
 from tfwd.pretrained.key_matching import KeyMatching
 from tfwd.pretrained.key_rules import FamilyRules, KeyMapping, last_component
 from tfwd.pretrained.layouts import Step
@@ -24,6 +25,7 @@ def build_plan(
     model: keras.layers.Layer,
     source: Source,
     targets: list[Target],
+    orders: dict[int, LayerOrders],
     mapping: KeyMapping | None,
     prefix: str | None,
     ignore: list[str],
@@ -37,11 +39,12 @@ def build_plan(
         model: The model.
         source: The open file.
         targets: Variables of the model.
+        orders: Orders of the features at each layer, by the id of the layer.
         mapping, prefix, ignore, allow_missing, strict, family_rules: As in `plan`.
     """
     is_ignored = _key_matcher(ignore, "")
     wanted = [key for key in source.entries if not is_ignored(key)]
-    matching = KeyMatching(model, source, targets, mapping, prefix, family_rules, wanted)
+    matching = KeyMatching(source, targets, orders, mapping, prefix, family_rules, wanted)
     ignored = _ignored_keys(ignore, list(source.entries), matching)
     steps = matching.steps(ignored)
     loaded = {id(step.target) for step in steps}
