@@ -21,7 +21,7 @@ from tfwd.pretrained.published_layers import (
     rules_of_layers,
 )
 from tfwd.pretrained.sources.base import SourceError
-from tfwd.pretrained.target_variables import targets_of
+from tfwd.pretrained.target_variables import check_weights, targets_of
 
 
 def plan(
@@ -92,7 +92,7 @@ def plan(
     if not model.built and hasattr(model, "any_input_shape"):  # a layer from a published config
         _keras.layer_building.build(model, model.any_input_shape())
     with lockstep(model.weights if model.built else (), PlanError, SourceError) as workers:
-        targets_of(model)  # raises an error if the model is not built
+        check_weights(model)
         with open_together(workers, source) as opened:
             orders = orders_by_layer(model)  # its trace builds the layers that are not built yet
             targets, published = targets_of(model), published_layers(model)

@@ -43,8 +43,8 @@ class Target:
         return _keras.variables.dtype_name(self.variable)
 
 
-def targets_of(model: keras.layers.Layer) -> list[Target]:
-    """Returns the weights of a built model or layer, each once, with its first path.
+def check_weights(model: keras.layers.Layer) -> None:
+    """Checks that a model or layer has weights.
 
     Raises:
         ValueError: If the model has no weights, because it is not built, or because `build` of a
@@ -54,6 +54,15 @@ def targets_of(model: keras.layers.Layer) -> list[Target]:
         raise ValueError(
             f"'{model.name}' has no weights yet: call it on a batch before loading weights"
         )
+
+
+def targets_of(model: keras.layers.Layer) -> list[Target]:
+    """Returns the weights of a built model or layer, each once, with its first path.
+
+    Raises:
+        ValueError: As in `check_weights`.
+    """
+    check_weights(model)
     found: dict[int, Target] = {}
     weights = {id(variable) for variable in model.weights}
     for layer, prefix in paths_of(model):

@@ -12,7 +12,6 @@ from tfwd.pretrained.flatten_order.needed_places import (
     with_weights,
 )
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
-from tfwd.pretrained.flatten_order.orders import COMBINES
 from tfwd.pretrained.flatten_order.tensor_axes import (
     Sizes,
     TensorAxes,
@@ -93,9 +92,7 @@ def batch_normalization(call: OperationCall) -> Results:
     tensor = call.known[0]
     call.reads([tensor.last])
     for other in call.known[1:]:  # computed scales or offsets
-        text = f"'{call.name}' {COMBINES}"
-        if tensor.last is not None and other.last is not None:
-            call.recorder.matches.append((tensor.last, other.last, text))
+        call.matches(tensor.last, other.last)
     need_second(tensor, len(tensor.axes) - 1, call.name)
     text = f"a result of '{call.name}'"
     others = [with_unknown_axes(shape, text, is_doubted=False) for shape in call.shapes[1:]]

@@ -94,11 +94,19 @@ class OperationCall:
         value = tf.get_static_value(self.operation.inputs[number])
         if value is not None and np.size(value) and np.all(value == np.ravel(value)[0]):
             return False
-        text = f"'{self.name}' {COMBINES}"
+        self.needs_plain(axes)
+        return True
+
+    def needs_plain(self, axes: Sequence[Axis | None]) -> None:
+        """Notes that the order of some axes is unknown if it differs from PyTorch's."""
         for axis in axes:
             if axis is not None:
-                self.recorder.must_be_plain(axis, text)
-        return True
+                self.recorder.must_be_plain(axis, f"'{self.name}' {COMBINES}")
+
+    def matches(self, first: Axis | None, second: Axis | None) -> None:
+        """Notes that two axes must have the same order in PyTorch."""
+        if first is not None and second is not None and first.find() is not second.find():
+            self.recorder.matches.append((first, second, f"'{self.name}' {COMBINES}"))
 
 
 Results = TensorAxes | list[TensorAxes] | None

@@ -8,7 +8,6 @@ from tfwd.pretrained.flatten_order.axes import Axis
 from tfwd.pretrained.flatten_order.elementwise_operations import with_table
 from tfwd.pretrained.flatten_order.merges import matched
 from tfwd.pretrained.flatten_order.operation_call import OperationCall, Results
-from tfwd.pretrained.flatten_order.orders import COMBINES
 from tfwd.pretrained.flatten_order.products import with_new_features
 from tfwd.pretrained.flatten_order.tensor_axes import TensorAxes, in_order, like, permuted, selected
 
@@ -27,7 +26,7 @@ def product(call: OperationCall) -> Results:
     assert first is not None and second is not None
     rows, summed = (-1, -2) if flags[0] else (-2, -1)
     columns, others = (-2, -1) if flags[1] else (-1, -2)
-    _match(call, first.axes[summed], second.axes[others])
+    call.matches(first.axes[summed], second.axes[others])
     call.recorder.record_reduction(first.axes[summed])
     call.recorder.record_reduction(second.axes[others])
     batches = []
@@ -57,13 +56,6 @@ def _restrict_to_keras(call: OperationCall, tensor: TensorAxes, other: TensorAxe
         layout.restrict({natural}, f"'{call.name}' multiplies the last axes")
 
 
-def _match(call: OperationCall, first: Axis | None, second: Axis | None) -> None:
-    """Notes that an operation sums over the same entries of two tensors."""
-    if first is not None and second is not None and first.find() is not second.find():
-        text = f"'{call.name}' {COMBINES}"
-        call.recorder.matches.append((first, second, text))
-
-
 def _product_with_matrix(
     call: OperationCall, tensor: TensorAxes, is_transposed: bool
 ) -> TensorAxes | None:
@@ -76,9 +68,8 @@ def _product_with_matrix(
         features = Axis(size) if call.owners else call.dependent(size, [summed])
     call.reads([summed])
     call.reads([features], "outputs")
-    if not call.owners and summed is not None:
-        text = f"'{call.name}' {COMBINES}"
-        call.recorder.must_be_plain(summed, text)
+    if not call.owners:
+        call.needs_plain([summed])
     return with_new_features(tensor, features, call.name, call.batch)
 
 
@@ -90,9 +81,8 @@ def _matrix_with_product(
         return None
     axis = tensor.axes[-2]
     call.reads([axis])
-    if not call.owners and axis is not None:
-        text = f"'{call.name}' {COMBINES}"
-        call.recorder.must_be_plain(axis, text)
+    if not call.owners:
+        call.needs_plain([axis])
     size = call.shapes[0][-2]
     if len(call.shapes[0]) != rank:
         return None
@@ -137,10 +127,7 @@ def einsum(call: OperationCall) -> Results:
     for term in constants:
         call.reads([one.get(letter) for letter in term])
         if not call.owners:
-            text = f"'{call.name}' {COMBINES}"
-            for letter in term:
-                if letter in one:
-                    call.recorder.must_be_plain(one[letter], text)
+            call.needs_plain([one.get(letter) for letter in term])
     shape = call.shapes[0]
     result = [
         None if size == 1 else one.get(letter) or Axis(size)

@@ -22,6 +22,8 @@ from tfwd.pretrained.flatten_order.unseen_layers import (
     unexplained_sizes,
 )
 
+_AXES: dict[Side, int] = {"inputs": 0, "outputs": -1}  # of a kernel, by the side of its layer
+
 
 def record_unexplained(recorder: OrderRecorder, layers: Sequence[Any], sizes: set[int]) -> None:
     """Records an unknown order for kernels in layers whose calls are not known.
@@ -60,12 +62,11 @@ def record_hidden_reshape(recorder: OrderRecorder, caller: Any, layers: Sequence
     unknown = UnknownFeatureOrder(reason)
     sizes = set[int]()  # of features that may be an image
     for owner in (owner for layer in layers for owner in kernel_owners(layer)):
-        inputs, outputs = int(owner.kernel.shape[0]), int(owner.kernel.shape[-1])
-        if may_be_image(inputs):
-            recorder.record(owner, "inputs", unknown)
-        if may_be_image(outputs):
-            recorder.record(owner, "outputs", unknown)
-        sizes |= {size for size in (inputs, outputs) if may_be_image(size)}
+        for side, axis in _AXES.items():
+            size = int(owner.kernel.shape[axis])
+            if may_be_image(size):
+                recorder.record(owner, side, unknown)
+                sizes.add(size)
     for size in sizes:
         record_unseen(recorder, "inputs", (size,), layers, reason)
 
@@ -112,7 +113,7 @@ def record_unseen(
         return
     if None in shape:
         return
-    axis = 0 if side == "inputs" else -1
+    axis = _AXES[side]
     for owner in layers:
         if isinstance(owner, ORDER_PRESERVING_LAYERS) and takes_images(owner):
             continue
